@@ -1,0 +1,84 @@
+"""Errors that a person or a program can act on."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+_PLAIN = re.compile(r"[^\s\"'=]+\Z")
+
+
+class ExitCode(enum.IntEnum):
+  """Exit status of a program that met a foreseen failure (design section 9, after sysexits.h)."""
+
+  USAGE = 64
+  DATA = 65
+  NO_INPUT = 66
+  NUMERICS = 70
+  CANNOT_CREATE = 73
+  IO = 74
+  PREEMPTED = 75
+  MISMATCH = 76
+  UNSAFE = 77
+  CONFIG = 78
+
+
+class AnystepError(Exception):
+  """A foreseen failure: what kind, what was expected, what came, and how to fix it.
+
+  Attributes:
+    code: the exit status that a program ends with.
+    kind: a stable snake_case word that names the failure.
+    fix: what to do about it, in one sentence.
+    fields: further named facts (path, expected, got, ...), in the order they are printed.
+
+  >>> error = AnystepError(ExitCode.DATA, "shard_size", fix="make it anew", path="a b", expected=2, got=1)
+  >>> print(error)
+  ERROR code=65 kind=shard_size path="a b" expected=2 got=1 fix="make it anew"
+  """
+
+  def __init__(self, code: ExitCode, kind: str, *, fix: str, **fields: object):
+    super().__init__(kind)
+    self.code = code
+    self.kind = kind
+    self.fix = fix
+    self.fields = fields
+
+  def __str__(self) -> str:
+    shown = "".join(f" {name}={_show(value)}" for name, value in self.fields.items())
+    return (
+      f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={json.dumps(self.fix, ensure_ascii=False)}"
+    )
+
+
+def _show(value: object) -> str:
+  text = value if isinstance(value, str) else str(value)
+  return text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)
+
+
+def nearest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
+  """The known names closest to a mistyped one, joined by commas, for an error's text.
+
+  >>> nearest("stdlib_ml", ["stdlib_lm", "c4", "stdlib_span_corruption"])
+  'stdlib_lm'
+  """
+  known = sorted(names)
+  return ", ".join(difflib.get_close_matches(name, known, n=limit, cutoff=0.5) or known[:limit])
+
+
+def run_program(main: Callable[[], int | None]) -> None:
+  """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
+  try:
+    status = main()
+  except AnystepError as error:
+    for note in getattr(error, "__notes__", ()):
+      print(note, file=sys.stderr)
+    print(error, file=sys.stderr, flush=True)
+    status = int(error.code)
+  except KeyboardInterrupt:
+    status = 130
+  sys.exit(status)

@@ -1,0 +1,1 @@
+"""The Beam job that turns a SeqIO task into a deterministic cache."""

@@ -1,0 +1,66 @@
+"""Packaging: the folders stand side by side here and are one package, anystep, where installed."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+# The light library: plans, orders and caches, without TensorFlow, Beam, JAX or SeqIO.
+LIBRARY = [
+  "absl-py>=2.1",
+  "array-record>=0.8.1",
+  "etils[epath]>=1.9",
+  "google-crc32c>=1.6",
+  "numpy>=2.0",
+  "protobuf>=5",
+  "rich>=13",
+]
+# sentencepiece 0.2.3 needs a protobuf that TensorFlow 2.21 refuses.
+TASKS = ["editdistance>=0.8", "sentencepiece<=0.2.2", "seqio>=0.0.20,<0.0.21", "tensorflow>=2.19"]
+CACHE = [*TASKS, "apache-beam>=2.65"]
+TRAIN = [
+  *TASKS,
+  "clu>=0.0.12",
+  "flax>=0.10",
+  "gin-config>=0.5",
+  "jax>=0.6",
+  "matplotlib>=3.9",
+  "optax>=0.2.4",
+  "orbax-checkpoint>=0.11",
+  "tensorstore>=0.1.70",
+]
+DEV = ["grain>=0.2.10", "hypothesis>=6", "mypy>=1.15", "pytest>=8", "pytest-xdist>=3", "ruff>=0.9", "uv>=0.5"]
+
+PACKAGE_FOLDERS = {
+  "anystep": "anystep",
+  "anystep.tasks": "tasks",
+  "anystep.cache_job": "cache_job",
+  "anystep.train": "train",
+  "anystep.gin_configs": "gin_configs",
+}
+
+setup(
+  name="anystep",
+  version="0.1.0",
+  description="Deterministic data and training for sequence models",
+  long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  python_requires=">=3.11",
+  packages=list(PACKAGE_FOLDERS),
+  package_dir=PACKAGE_FOLDERS,
+  package_data={"anystep": ["py.typed"], "anystep.gin_configs": ["**/*.gin"]},
+  install_requires=LIBRARY,
+  extras_require={
+    "cache": CACHE,
+    "train": TRAIN,
+    "all": sorted({*CACHE, *TRAIN}),
+    "dev": sorted({*CACHE, *TRAIN, *DEV}),
+  },
+  entry_points={
+    "console_scripts": [
+      "anystep-cache = anystep.cache_job.main:run",
+      "anystep-data = anystep.data_main:run",
+      "anystep-train = anystep.train.main:run",
+    ]
+  },
+)

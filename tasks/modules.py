@@ -1,0 +1,34 @@
+"""Finding the tasks that a user registers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+
+from anystep.errors import AnystepError, ExitCode
+
+
+def import_modules(names: Iterable[str]) -> None:
+  """Imports modules that register tasks, from the current directory first.
+
+  Raises:
+    AnystepError: 78 `module_import`, with what the import said.
+  """
+  here = os.getcwd()
+  if here not in sys.path:
+    sys.path.insert(0, here)
+  for name in names:
+    try:
+      importlib.import_module(name)
+    except AnystepError:
+      raise
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "module_import",
+        module=name,
+        got=f"{type(error).__name__}: {error}",
+        fix="run where the module can be found, or mend what it raised",
+      ) from error
