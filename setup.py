@@ -26,9 +26,19 @@ TRAIN = [
   "matplotlib>=3.9",
   "optax>=0.2.4",
   "orbax-checkpoint>=0.11",
+  "tensorboard>=2.18",
   "tensorstore>=0.1.70",
 ]
-DEV = ["grain>=0.2.10", "hypothesis>=6", "mypy>=1.15", "pytest>=8", "pytest-xdist>=3", "ruff>=0.9", "uv>=0.5"]
+DEV = [
+  "grain>=0.2.10",
+  "hypothesis>=6",
+  "mypy>=1.15",
+  "pytest>=8",
+  "pytest-xdist>=3",
+  "ruff>=0.9",
+  "setuptools>=77",
+  "uv>=0.5",
+]
 
 PACKAGE_FOLDERS = {
   "anystep": "anystep",

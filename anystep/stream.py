@@ -140,11 +140,23 @@ class Stream(Iterator[Rows]):
   def batch(self, step: int) -> Rows:
     """The batch of any step, whatever was read before."""
     planned = self.plan.batch(step, self.rows)
+    return self.convert(self.examples(planned), planned)
+
+  def examples(self, planned: BatchRows) -> Batch:
+    """The examples of planned rows as the transforms leave them, padding rows left out."""
+    real = BatchRows(*(column[planned.task != PADDING_TASK] for column in planned))
+    ((name, cache),) = self._caches.items()
+    batch: Batch = parse_examples(cache.read_records(real.shard, real.place), cache.manifest.features)
+    if name in self._transforms:
+      indices = real.place * cache.manifest.num_shards + real.shard
+      batch = self._transforms[name](batch, Records(real.epoch, indices))
+    return batch
+
+  def convert(self, examples: Batch, planned: BatchRows) -> Rows:
+    """The model's features of those rows, with zeros in padding rows."""
+    converted = self._feature_converter(examples, self.plan.feature_lengths)
     real = planned.task != PADDING_TASK
-    if not real.all():
-      converted = self._convert(BatchRows(*(column[real] for column in planned)))
-      return {name: _spread(values, real) for name, values in converted.items()}
-    return self._convert(planned)
+    return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
 
   def seek(self, step: int) -> None:
     """Makes `step` the next one."""
@@ -183,15 +195,6 @@ class Stream(Iterator[Rows]):
 
   def __exit__(self, *exc_info: object) -> None:
     self.close()
-
-  def _convert(self, planned: BatchRows) -> Rows:
-    ((name, cache),) = self._caches.items()
-    records = cache.read_records(planned.shard, planned.place)
-    batch: Batch = parse_examples(records, cache.manifest.features)
-    if name in self._transforms:
-      indices = planned.place * cache.manifest.num_shards + planned.shard
-      batch = self._transforms[name](batch, Records(planned.epoch, indices))
-    return self._feature_converter(batch, self.plan.feature_lengths)
 
 
 def _spread(values: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The trainer: from a cache to batches, a model, checkpoints and metrics."""

@@ -1,0 +1,41 @@
+# make demo: the main job, from a registered task to a trained model, through a kill.  make test: the tests.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+UV_PIN := $(shell grep '^uv==' requirements.lock)
+
+.PHONY: demo test soak lint bench clean lock
+
+demo: $(VENV)/installed
+	$(BIN)/python -m anystep.train.demo --output_dir=demo_output
+
+test: $(VENV)/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m "not soak"
+
+soak: $(VENV)/installed
+	$(BIN)/pytest -m soak
+
+# The type checker sees what users get: the package as it is installed.
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/lint
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --target build/lint .
+	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --python-executable ../../$(BIN)/python -p anystep
+
+bench: $(VENV)/installed
+	@for program in benchmarks/*.py; do [ -e "$$program" ] || continue; $(BIN)/python "$$program" || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist demo_output *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The newest versions that setup.py allows.
+lock:
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --extra dev --no-emit-index-url --no-emit-find-links --no-header --no-annotate setup.py -o requirements.lock
+
+$(VENV)/installed: requirements.lock setup.py pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(UV_PIN)"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@

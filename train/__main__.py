@@ -1,0 +1,5 @@
+"""`python -m anystep.train` is `anystep-train`."""
+
+from anystep.train.main import run
+
+run()

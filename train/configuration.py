@@ -1,0 +1,120 @@
+"""Gin files and bindings, checked before anything is built of them."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from anystep.errors import AnystepError, ExitCode, nearest
+
+_MACRO = "gin.macro"
+
+
+def load_configuration(
+  gin_files: Sequence[str], bindings: Mapping[str, str], *, search_paths: Sequence[str] = ()
+) -> None:
+  """Makes gin's configuration from files and bindings.
+
+  Args:
+    gin_files: found in the current directory, in search_paths, or beside anystep's own `gin_configs/`;
+      later ones override earlier ones.
+    bindings: `NAME` to value, as gin writes it; they override the files.
+    search_paths: where else files are looked for.
+
+  Raises:
+    AnystepError: 78 `gin_file`, `gin_binding`, `gin_unknown_macro`, `gin_required`.
+  """
+  gin.clear_config()
+  for path in [*search_paths, str(Path(str(importlib.resources.files("anystep.gin_configs"))).parent)]:
+    gin.add_config_file_search_path(path)
+  for name in gin_files:
+    try:
+      gin.parse_config_file(name)
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "gin_file",
+        path=name,
+        got=_one_line(error),
+        fix="correct the file, or --gin_file and --gin_search_paths",
+      ) from error
+  macros = {scope for (scope, selector) in gin.config._CONFIG if selector == _MACRO}
+  for name, value in bindings.items():
+    if _is_macro(name) and name not in macros:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "gin_unknown_macro",
+        expected="a name that the gin files define",
+        got=name,
+        nearest=nearest(name, macros),
+        fix=f"correct --gin.{name}",
+      )
+    try:
+      gin.parse_config(f"{name} = {value}")
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "gin_binding",
+        got=f"--gin.{name}={value}: {_one_line(error)}",
+        fix="write the value as Python does; the shell needs quotes around quotes: --gin.NAME=\"'text'\"",
+      ) from error
+  _check_required()
+
+
+def build(configurable: type) -> Any:
+  """An object of a configurable class, its arguments from the configuration.
+
+  Raises:
+    AnystepError: 78 `gin_value` with what the class or one of its arguments said.
+  """
+  try:
+    return gin.get_configurable(configurable)()
+  except AnystepError:
+    raise
+  except Exception as error:
+    raise AnystepError(
+      ExitCode.CONFIG, "gin_value", got=_one_line(error), fix="correct the value in the gin file or flag"
+    ) from error
+
+
+def configuration_text() -> str:
+  """The whole configuration, as gin formats it."""
+  return gin.config_str(max_line_length=110)
+
+
+def _check_required() -> None:
+  """Refuses a configuration in which something marked REQUIRED has no value."""
+  missing = sorted(
+    scope if selector == _MACRO else f"{scope}/{selector}.{parameter}".lstrip("/")
+    for (scope, selector), parameters in gin.config._CONFIG.items()
+    for parameter, value in parameters.items()
+    if any(_is_required(reference) for reference in _references(value))
+  )
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "gin_required",
+      expected=f"values for {', '.join(missing)}",
+      got="none",
+      fix=f"set them in a gin file or as --gin.{missing[0]}=…",
+    )
+
+
+def _references(value: Any) -> Iterator[Any]:
+  yield from gin.config._iterate_flattened_values(value)
+
+
+def _is_required(value: Any) -> bool:
+  return isinstance(value, gin.config.ConfigurableReference) and str(value) == "%gin.REQUIRED"
+
+
+def _is_macro(name: str) -> bool:
+  return "." not in name and "/" not in name
+
+
+def _one_line(error: Exception) -> str:
+  return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,85 @@
+"""Teacher-forced evaluation: every example of a split once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from anystep.examples import Batch, Ragged
+from anystep.plan import PADDING_TASK
+from anystep.progress import Progress
+from anystep.tasks.evaluation import ModelOutput, compute_metrics
+from anystep.train.datasets import Dataset
+from anystep.train.models import EncoderDecoderModel
+from anystep.train.partitioning import batch_sharding, global_batch, local_rows
+
+
+def evaluate(
+  model: EncoderDecoderModel, params: Any, dataset: Dataset, mesh: jax.sharding.Mesh
+) -> dict[str, float]:
+  """The task's own metrics, with cross entropy and accuracy by target token.
+
+  Predictions are teacher-forced: the likeliest token after the true targets before it.
+
+  Args:
+    model: gives scores and predictions.
+    params: its parameters.
+    dataset: the split to evaluate; its plan is one epoch in the cache's order.
+    mesh: the devices.
+  """
+  config = dataclasses.replace(dataset.config, num_epochs=1)
+  dataset = dataclasses.replace(dataset, config=config)
+  plan = dataset.start_plan()
+  sharding = batch_sharding(mesh)
+  rows = local_rows(sharding, config.batch_size)
+  score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
+  examples, outputs = [], []
+  num_steps = plan.num_steps or 0
+  stream = dataset.open_stream(plan, feature_converter=model.FEATURE_CONVERTER)
+  with stream, Progress(f"evaluate {config.split}", total=len(dataset.cache), unit="examples") as progress:
+    for step in range(num_steps):
+      planned = plan.batch(step)
+      features = stream.examples(planned)
+      batch = stream.convert(features, planned)
+      local = {name: array[rows] for name, array in batch.items()}
+      scored = score(params, global_batch(local, sharding, rows, config.batch_size))
+      real = planned.task != PADDING_TASK
+      weights = batch["decoder_loss_weights"][real] > 0
+      predictions = np.asarray(scored["predictions"])[real]
+      correct = weights & (predictions == batch["decoder_target_tokens"][real])
+      outputs.append(
+        {
+          "scores": np.asarray(scored["scores"])[real],
+          "predictions": np.where(weights, predictions, 0),
+          "tokens": weights.sum(axis=1),
+          "correct": correct.sum(axis=1),
+        }
+      )
+      examples.extend(_by_row(features, config.task_feature_lengths))
+      progress.update(len(examples))
+  joined = {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
+  num_tokens = joined["tokens"].sum()
+  metrics = compute_metrics(
+    dataset.task,
+    examples,
+    {ModelOutput.SCORE: joined["scores"], ModelOutput.PREDICTION: joined["predictions"]},
+  )
+  return {
+    "examples": len(examples),
+    "cross_entropy": float(-joined["scores"].sum() / num_tokens),
+    "accuracy": float(joined["correct"].sum() / num_tokens),
+    **metrics,
+  }
+
+
+def _by_row(features: Batch, lengths: Any) -> list[dict[str, np.ndarray]]:
+  """One dictionary an example, sequences cut to the lengths that the model saw."""
+  columns = {
+    name: [row[: lengths.get(name)] for row in feature.rows()] if isinstance(feature, Ragged) else feature
+    for name, feature in features.items()
+  }
+  return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

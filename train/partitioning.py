@@ -1,0 +1,116 @@
+"""Where arrays live: a mesh of devices, and shardings by logical axis (GSPMD, Xu et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from anystep.errors import AnystepError, ExitCode
+
+LogicalAxisRules = tuple[tuple[str, str | None], ...]
+
+# T5X's standard rules for one axis of data and one of model parallelism.
+STANDARD_RULES: LogicalAxisRules = (
+  ("batch", "data"),
+  ("vocab", "model"),
+  ("mlp", "model"),
+  ("heads", "model"),
+  ("joined_kv", "model"),
+  ("kv", None),
+  ("embed", None),
+  ("length", None),
+  ("relpos_buckets", None),
+  ("stack", None),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Partitioner:
+  """Splits batches over the devices, and parameters over `num_partitions` of them.
+
+  Attributes:
+    num_partitions: devices that share one copy of the parameters; the others hold copies of their own.
+    logical_axis_rules: mesh axis of each logical axis; None is not split.
+  """
+
+  num_partitions: int = 1
+  logical_axis_rules: LogicalAxisRules = STANDARD_RULES
+
+  def mesh(self, batch_size: int) -> Mesh:
+    """All devices as (data, model); this is where they are first touched.
+
+    Raises:
+      AnystepError: 78 `num_partitions`, `batch_size`.
+    """
+    devices = np.array(jax.devices())
+    if devices.size % self.num_partitions:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "num_partitions",
+        expected=f"a divisor of {devices.size} devices",
+        got=self.num_partitions,
+        fix="choose another num_partitions or number of devices",
+      )
+    mesh = Mesh(devices.reshape(-1, self.num_partitions), ("data", "model"))
+    if batch_size % mesh.shape["data"]:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "batch_size",
+        expected=f"a multiple of {mesh.shape['data']}, the mesh's data axis",
+        got=batch_size,
+        fix="choose another BATCH_SIZE or num_partitions",
+      )
+    return mesh
+
+  def shardings(self, mesh: Mesh, logical_axes: Any) -> Any:
+    """Shardings of a tree of logical axis names."""
+    return nn.logical_to_mesh_sharding(logical_axes, mesh, list(self.logical_axis_rules))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Rows split over the data axis."""
+  return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
+  """The rows of a batch that this process's devices hold, ascending."""
+  slices = sharding.addressable_devices_indices_map((batch_size,)).values()
+  return np.unique(np.concatenate([np.arange(batch_size)[index] for index in slices]))
+
+
+def global_batch(
+  rows: Mapping[str, np.ndarray], sharding: NamedSharding, row_numbers: np.ndarray, batch_size: int
+) -> dict[str, jax.Array]:
+  """This process's rows as its part of the batch that all processes hold together.
+
+  Args:
+    rows: arrays of shape `(local rows, ...)`.
+    sharding: of the batch.
+    row_numbers: what `local_rows` gave; the rows' numbers in the batch.
+    batch_size: rows of the whole batch.
+  """
+
+  def put(array: np.ndarray) -> jax.Array:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      wanted = np.arange(batch_size)[index[0]]
+      return array[np.searchsorted(row_numbers, wanted)]
+
+    return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)
+
+  return {name: put(array) for name, array in rows.items()}
+
+
+def local_values(batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+  """What this process's devices hold of a batch: `(local rows, ...)`, ascending, each row once."""
+
+  def gather(array: jax.Array) -> np.ndarray:
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+
+  return {name: gather(array) for name, array in batch.items()}

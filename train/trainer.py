@@ -1,0 +1,271 @@
+"""The trainer: a configuration, and the loop that it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from clu import metric_writers
+from etils import epath
+from rich.console import Console
+from rich.table import Table
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.plan import Plan
+from anystep.progress import Progress
+from anystep.stream import Stream
+from anystep.train.checkpoints import (
+  CheckpointConfig,
+  remove_old_checkpoints,
+  restore_plan,
+  restore_state,
+  save_checkpoint,
+)
+from anystep.train.datasets import Dataset, DatasetConfig
+from anystep.train.evaluation import evaluate
+from anystep.train.models import EncoderDecoderModel
+from anystep.train.partitioning import (
+  Partitioner,
+  batch_sharding,
+  global_batch,
+  local_rows,
+  local_values,
+)
+from anystep.train.step_log import StepLog
+from anystep.train.train_state import initialize, make_train_step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+  """Trains a model on a cached task; gin files configure it.
+
+  Attributes:
+    model: network, loss and optimizer.
+    model_dir: where checkpoints, TensorBoard events and the step log go; training resumes from there.
+    train_dataset: what it learns from.
+    eval_dataset: what it is evaluated on at the end; None for no evaluation.
+    total_steps: how many steps in all, those before a restart included.
+    checkpoints: when checkpoints are written.
+    partitioner: how arrays are split over devices.
+    random_seed: keys the initial parameters and dropout.
+  """
+
+  model: EncoderDecoderModel
+  model_dir: str
+  train_dataset: DatasetConfig
+  total_steps: int
+  checkpoints: CheckpointConfig
+  eval_dataset: DatasetConfig | None = None
+  partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
+  random_seed: int = 0
+
+  def __post_init__(self):
+    if self.total_steps < 1:
+      raise ValueError(f"total_steps is at least 1, not {self.total_steps}")
+    if self.model.optimizer_def is None:
+      raise ValueError("the model has no optimizer_def")
+
+  def prepare(self) -> PreparedRun:
+    """Finds and checks the data and where training stands, before any device is touched.
+
+    Raises:
+      AnystepError: 78, 66, 65 or 76 as `Dataset.open`, `Plan.start` and `restore_plan`;
+        76 `resume_contract` where the configuration is not the one that training started with.
+    """
+    dataset = Dataset.open(self.train_dataset)
+    evaluation = Dataset.open(self.eval_dataset) if self.eval_dataset else None
+    _check_vocabulary(self.model, dataset)
+    plan = dataset.start_plan()
+    restored = restore_plan(self.model_dir)
+    if restored is not None:
+      _check_resumable(restored[1], plan)
+    if plan.num_steps is not None and plan.num_steps < self.total_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "data_ended",
+        expected=f"at most {plan.num_steps} steps in {plan.num_epochs} epochs",
+        got=self.total_steps,
+        fix="train for fewer steps or for more epochs",
+      )
+    return PreparedRun(self, dataset, evaluation, plan, restored[0] if restored else None)
+
+  def run(self) -> dict[str, float]:
+    """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics."""
+    return self.prepare().run()
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRun:
+  """A run whose data and checkpoints were found and checked.
+
+  Attributes:
+    restore_step: step of the checkpoint to resume from; None to start.
+  """
+
+  trainer: Trainer
+  dataset: Dataset
+  evaluation: Dataset | None
+  plan: Plan
+  restore_step: int | None
+
+  def open_stream(self, rows: slice | Sequence[int] = slice(None)) -> Stream:
+    """The batches that the run trains on, from step 0 on."""
+    converter = self.trainer.model.FEATURE_CONVERTER
+    return self.dataset.open_stream(self.plan, feature_converter=converter, rows=rows)
+
+  def run(self) -> dict[str, float]:
+    """Trains to the end; returns the evaluation's metrics."""
+    trainer, batch_size = self.trainer, self.plan.segments[0].batch_size
+    mesh = trainer.partitioner.mesh(batch_size)
+    sharding = batch_sharding(mesh)
+    rows = local_rows(sharding, batch_size)
+    root_key = jax.random.key(trainer.random_seed)
+    make_initial, abstract = initialize(trainer.model, root_key, mesh, trainer.partitioner)
+    if self.restore_step is None:
+      start_step, state = 0, make_initial()
+      print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
+    else:
+      start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
+      print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
+    train_step = make_train_step(trainer.model, root_key)
+    stream = self.open_stream(rows)
+    stream.seek(start_step)
+    with stream, _Reporter(trainer, start_step) as reporter:
+      for step in range(start_step, trainer.total_steps):
+        batch = global_batch(next(stream), sharding, rows, batch_size)
+        state, metrics = train_step(state, batch)
+        # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
+        reporter.report_before(step, batch, metrics)
+        if (step + 1) % trainer.checkpoints.period_steps == 0 or step + 1 == trainer.total_steps:
+          # The log must say all that a checkpoint contains before the checkpoint counts.
+          reporter.flush()
+          save_checkpoint(trainer.model_dir, state, self.plan)
+          remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
+    if self.evaluation is None:
+      return {}
+    results = evaluate(trainer.model, state.params, self.evaluation, mesh)
+    _show(results, self.evaluation, trainer)
+    return results
+
+
+class _Reporter:
+  """Tells the step log, TensorBoard and the progress bar of each step, one step late."""
+
+  def __init__(self, trainer: Trainer, start_step: int):
+    self._log = StepLog(trainer.model_dir, start_step=start_step, process=jax.process_index())
+    self._writer = metric_writers.SummaryWriter(str(epath.Path(trainer.model_dir) / "train"))
+    self._progress = Progress("train", total=trainer.total_steps, unit="steps", start=start_step)
+    self._pending: tuple[int, Mapping[str, jax.Array], Mapping[str, jax.Array]] | None = None
+    self._tokens = 0
+    self._begin_seconds = time.monotonic()
+
+  def __enter__(self) -> _Reporter:
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    if exc_info[0] is None:
+      self.flush()
+    self._progress.close()
+    self._log.close()
+    self._writer.close()
+
+  def report_before(self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping[str, Any]) -> None:
+    """Reports the step before this one, and keeps this one for the next call."""
+    self.flush()
+    self._pending = (step, batch, metrics)
+
+  def flush(self) -> None:
+    """Reports the step that was kept.
+
+    Raises:
+      AnystepError: 70 `loss_not_finite`.
+    """
+    if self._pending is None:
+      return
+    (step, batch, metrics), self._pending = self._pending, None
+    sums = {name: np.asarray(value) for name, value in metrics.items()}
+    tokens = sums["weight_sum"]
+    loss = float(sums["loss"] / tokens)
+    self._log.write(step, local_values(batch), loss)
+    if not math.isfinite(loss):
+      raise AnystepError(
+        ExitCode.NUMERICS,
+        "loss_not_finite",
+        step=step,
+        got=loss,
+        fix="lower the learning rate, or look at the step's rows with anystep-data what-was-at",
+      )
+    self._tokens += int(tokens)
+    tokens_per_second = self._tokens / (time.monotonic() - self._begin_seconds)
+    self._writer.write_scalars(
+      step + 1,
+      {
+        "loss": loss,
+        "z_loss": float(sums["z_loss"] / tokens),
+        "accuracy": float(sums["correct"] / tokens),
+        "gradient_norm": float(sums["gradient_norm"]),
+        "tokens_per_second": tokens_per_second,
+      },
+    )
+    self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")
+
+
+def _check_vocabulary(model: EncoderDecoderModel, dataset: Dataset) -> None:
+  """Refuses a model whose vocabulary is not the task's, or that has fewer ids than it."""
+  for name, vocabulary in (("inputs", model.input_vocabulary), ("targets", model.output_vocabulary)):
+    feature = dataset.task.output_features.get(name)
+    if feature is not None and vocabulary is not None and feature.vocabulary != vocabulary:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocabulary",
+        task=dataset.task.name,
+        feature=name,
+        expected=feature.vocabulary,
+        got=vocabulary,
+        fix="set VOCABULARY to the task's",
+      )
+    vocab_size = model.module.config.vocab_size
+    if feature is not None and feature.vocabulary.vocab_size > vocab_size:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocab_size",
+        task=dataset.task.name,
+        expected=f"at least {feature.vocabulary.vocab_size}",
+        got=vocab_size,
+        fix="enlarge the network's vocab_size",
+      )
+
+
+def _check_resumable(checkpointed: Plan, configured: Plan) -> None:
+  """Refuses to go on under another plan than training started with."""
+  before, now = dataclasses.asdict(checkpointed), dataclasses.asdict(configured)
+  for field in before:
+    if before[field] != now[field]:
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "resume_contract",
+        field=field,
+        expected=before[field],
+        got=now[field],
+        fix="run with the configuration and cache that training started with, or in another MODEL_DIR",
+      )
+
+
+def _show(results: Mapping[str, float], evaluation: Dataset, trainer: Trainer) -> None:
+  """Prints the evaluation as a table and hands it to TensorBoard."""
+  name, split = evaluation.task.name, evaluation.config.split
+  print(f"{name}, {split}, teacher-forced, after {trainer.total_steps:,} steps:")
+  table = Table()
+  table.add_column("metric")
+  table.add_column("value", justify="right")
+  for metric, value in results.items():
+    table.add_row(metric, f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+  Console().print(table)
+  writer = metric_writers.SummaryWriter(str(epath.Path(trainer.model_dir) / f"eval_{split}" / name))
+  writer.write_scalars(trainer.total_steps, results)
+  writer.close()
