@@ -191,22 +191,21 @@ class Cache:
     _check_content(self.directory / entry.name, entry, content)
     return np.load(io.BytesIO(content), allow_pickle=False)
 
-  def verify(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
+  def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
     """Reads every byte of every file and compares it with the manifest.
 
     Args:
-      report: called with bytes read and bytes in all, after each file.
+      report: called with the number of bytes read so far, after each file.
 
     Raises:
       AnystepError: 65 `file_changed` names the first file that differs.
     """
-    total = sum(entry.bytes for entry in self.manifest.files)
-    done = 0
+    done_bytes = 0
     for entry in self.manifest.files:
       path = self.directory / entry.name
       _check_content(path, entry, path.read_bytes())
-      done += entry.bytes
-      report(done, total)
+      done_bytes += entry.bytes
+      report(done_bytes)
 
   def _block(self, shard: int, block: int) -> list[bytes]:
     key = (shard, block)

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from anystep.cache import Cache, open_cache, read_completed
+from anystep.command_line import run_program
 from anystep.epochs import EpochPolicy
-from anystep.errors import AnystepError, ExitCode, run_program
+from anystep.errors import AnystepError, ExitCode
 from anystep.names import task_directory
 from anystep.plan import PADDING_TASK, Plan
 from anystep.progress import Progress
@@ -143,7 +144,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     m = cache.manifest
     total = sum(entry.bytes for entry in m.files)
     with Progress(f"verify {m.task} {m.split}", total=total, unit="bytes") as progress:
-      cache.verify(lambda done, _, progress=progress: progress.update(done))
+      cache.verify(progress.update)
     print(
       f"{m.task} {m.split}: {m.num_examples:,} examples in {len(m.files)} files, {total:,} bytes: as written"
     )

@@ -6,8 +6,7 @@ import difflib
 import enum
 import json
 import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 _PLAIN = re.compile(r"[^\s\"'=]+\Z")
 
@@ -68,17 +67,3 @@ def nearest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
   """
   known = sorted(names)
   return ", ".join(difflib.get_close_matches(name, known, n=limit, cutoff=0.5) or known[:limit])
-
-
-def run_program(main: Callable[[], int | None]) -> None:
-  """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
-  try:
-    status = main()
-  except AnystepError as error:
-    for note in getattr(error, "__notes__", ()):
-      print(note, file=sys.stderr)
-    print(error, file=sys.stderr, flush=True)
-    status = int(error.code)
-  except KeyboardInterrupt:
-    status = 130
-  sys.exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import hashlib
 import json
@@ -43,7 +44,7 @@ class FileEntry:
   head_sha256: str
 
   @classmethod
-  def of(cls, name: str, records: int, content: bytes) -> FileEntry:
+  def of(cls, name: str, records: int, content: builtins.bytes) -> FileEntry:
     """Describes a file from its content."""
     return cls(
       name=name,

@@ -98,7 +98,8 @@ def _pick(values: np.ndarray, where: tuple[np.ndarray, ...], shape: tuple[int, .
   """values[where] after broadcasting to shape, whose last axes `where` indexes; constants stay."""
   if values.ndim + len(where) == len(shape):
     return values
-  return np.broadcast_to(values, shape)[(..., *where)]
+  index: tuple = (..., *where)
+  return np.broadcast_to(values, shape)[index]
 
 
 def _half_bits(sizes: np.ndarray) -> np.ndarray:

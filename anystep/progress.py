@@ -30,7 +30,7 @@ class Progress:
     self._stream = stream or sys.stderr
     self._begin_seconds = time.monotonic()
     self._next_line_seconds = self._begin_seconds + _PLAIN_PERIOD_SECONDS
-    self._last = (start, {})
+    self._last: tuple[int, dict[str, object]] = (start, {})
     self._bar = None
     if self._stream.isatty():
       from rich.console import Console

@@ -57,7 +57,7 @@ def open_stream(
     AnystepError: 66 and 65 as `open_cache`; 76 where a cache is not the one the plan was made for;
       78 `rows` where hosts cannot share a batch.
   """
-  roots = [cache_dirs] if isinstance(cache_dirs, (str, epath.Path)) else list(cache_dirs)  # type: ignore[arg-type]
+  roots = [cache_dirs] if isinstance(cache_dirs, (str, epath.Path)) else list(cache_dirs)
   caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
   plan.check_caches(caches)
   return Stream(

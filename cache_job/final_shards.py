@@ -84,13 +84,13 @@ def _gather(work: FinalShard) -> tuple[list[bytes], np.ndarray]:
   """The shard's records in index order and their token counts, `(records, features) uint32`."""
   job, num_examples = work.job, sum(work.source_examples)
   size = int(shard_sizes(num_examples, work.num_shards)[work.shard])
-  stops = np.cumsum(work.source_examples)
-  spill_of = place_of = np.zeros(0, np.int64)
+  starts = np.concatenate([[0], np.cumsum(work.source_examples)]).astype(np.int64)
+  indices = work.shard + work.num_shards * np.arange(size)
+  ordinals = indices
   if size:
-    indices = work.shard + work.num_shards * np.arange(size)
     ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
-    spill_of = np.searchsorted(stops, ordinals, side="right")
-    place_of = ordinals - (stops - work.source_examples)[spill_of]
+  spill_of = np.searchsorted(starts, ordinals, side="right") - 1
+  place_of = ordinals - starts[spill_of]
   records = np.empty(size, object)
   num_features = np.load(spill_path(job.directory, 0, "lengths.npy"), mmap_mode="r").shape[1]
   lengths = np.zeros((size, num_features), np.uint32)

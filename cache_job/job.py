@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import apache_beam as beam
 import seqio
@@ -20,6 +21,8 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
 from anystep.progress import Progress
 from anystep.tasks.fingerprint import check_reader, fingerprint
+
+_Result = TypeVar("_Result")
 
 _BUILDING = ".building"
 _POLL_SECONDS = 0.5
@@ -175,19 +178,15 @@ def _finish(task: seqio.Task, jobs: Sequence[SplitJob], options: CacheOptions) -
 
 def _describe(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifest:
   """The split's manifest, and SeqIO's own descriptions beside its shards."""
-  spills = [read_spill(job.directory, k) for k in range(len(job.source_shards))]
-  examples = [spill.examples for spill in spills if spill is not None]
-  shards = [read_shard_files(job.directory, work.shard) for work in plan_final_shards(job, examples)]
-  if None in spills or None in shards:
-    raise AnystepError(
-      ExitCode.IO,
-      "job_incomplete",
-      task=job.task,
-      split=job.split,
-      path=job.directory,
-      fix="run the same command again; what is finished is kept",
-    )
-  spills, shards = [s for s in spills if s], [s for s in shards if s]
+  spills = [
+    _finished(job, read_spill(job.directory, k), f"source shard {name}")
+    for k, name in enumerate(job.source_shards)
+  ]
+  examples = [spill.examples for spill in spills]
+  shards = [
+    _finished(job, read_shard_files(job.directory, work.shard), f"shard {work.shard}")
+    for work in plan_final_shards(job, examples)
+  ]
   features = spills[0].features
   descriptions = {
     names.info_name(job.split): {
@@ -223,6 +222,21 @@ def _describe(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifes
     cache_at=job.cache_at,
     task_feature_lengths=job.task_feature_lengths,
   )
+
+
+def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
+  """What the workers left, which must be there by now."""
+  if result is None:
+    raise AnystepError(
+      ExitCode.IO,
+      "job_incomplete",
+      task=job.task,
+      split=job.split,
+      path=job.directory,
+      expected=what,
+      fix="run the same command again; what is finished is kept",
+    )
+  return result
 
 
 def _stats(spills: Sequence[Spill]) -> dict[str, int]:

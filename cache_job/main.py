@@ -3,67 +3,88 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, nearest, run_program
+from anystep.command_line import parse_flags, run_program
+from anystep.errors import AnystepError, ExitCode, nearest
 
 
 def define_flags() -> flags.FlagValues:
   """The program's flags, those of `seqio_cache_tasks` under their names."""
   values = flags.FlagValues()
-  define = {"flag_values": values}
-  flags.DEFINE_list("tasks", None, "Regular expressions of tasks to cache.", required=True, **define)
-  flags.DEFINE_list("excluded_tasks", [], "Regular expressions of tasks to leave out.", **define)
+  flags.DEFINE_list(
+    "tasks", None, "Regular expressions of tasks to cache.", required=True, flag_values=values
+  )
+  flags.DEFINE_list("excluded_tasks", [], "Regular expressions of tasks to leave out.", flag_values=values)
   flags.DEFINE_string(
-    "output_cache_dir", None, "The directory that caches are written below.", required=True, **define
+    "output_cache_dir",
+    None,
+    "The directory that caches are written below.",
+    required=True,
+    flag_values=values,
   )
   flags.DEFINE_multi_string(
     "module_import",
     [],
     "Modules to import, which register tasks; the current directory is looked in first.",
-    **define,
+    flag_values=values,
   )
   flags.DEFINE_list(
-    "pipeline_options", ["--runner=DirectRunner"], "Beam's own options, joined by commas.", **define
+    "pipeline_options",
+    ["--runner=DirectRunner"],
+    "Beam's own options, joined by commas.",
+    flag_values=values,
   )
-  flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", **define)
-  flags.DEFINE_integer("seed", 0, "The preshuffle's seed.", **define)
-  flags.DEFINE_integer("base_seed", 0, "The preprocessors' seed.", **define)
+  flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", flag_values=values)
+  flags.DEFINE_integer("seed", 0, "The preshuffle's seed.", flag_values=values)
+  flags.DEFINE_integer("base_seed", 0, "The preprocessors' seed.", flag_values=values)
   flags.DEFINE_integer(
-    "num_shards", None, "Shards per split; 64 by default, 1 for small splits.", lower_bound=1, **define
+    "num_shards",
+    None,
+    "Shards per split; 64 by default, 1 for small splits.",
+    lower_bound=1,
+    flag_values=values,
   )
   flags.DEFINE_integer(
-    "block_records", 32, "Records per block, what is read at a time.", lower_bound=1, **define
+    "block_records",
+    32,
+    "Records per block: what is read at a time.",
+    lower_bound=1,
+    flag_values=values,
   )
   flags.DEFINE_enum(
     "cache_at",
     "placeholder",
     ["placeholder", "end"],
     "Cache what stands before CacheDatasetPlaceholder, or everything, for --task_feature_lengths.",
-    **define,
+    flag_values=values,
   )
   flags.DEFINE_string(
-    "task_feature_lengths", None, "Tokens per feature that --cache_at=end caches for, as JSON.", **define
+    "task_feature_lengths",
+    None,
+    "Tokens per feature that --cache_at=end caches for, as JSON.",
+    flag_values=values,
   )
   return values
 
 
 def main(argv: Sequence[str]) -> int:
   """Caches the tasks that the flags name; returns the exit status."""
-  values = _parse(argv)
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  # What a worker hears of a GPU's absence is no news.
+  values = define_flags()
+  parse_flags(values, argv, program="anystep-cache", text=__doc__)
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    from anystep.cache_job.job import CacheOptions, cache_tasks
   from anystep.tasks.modules import import_modules
 
   import_modules(values.module_import)
   selected = select_tasks(values.tasks, values.excluded_tasks)
-
-  from anystep.cache_job.job import CacheOptions, cache_tasks
 
   options = CacheOptions(
     cache_dir=values.output_cache_dir,
@@ -108,22 +129,6 @@ def select_tasks(included: Sequence[str], excluded: Sequence[str]) -> list[str]:
     if any(re.fullmatch(pattern, name) for pattern in included)
     and not any(re.fullmatch(pattern, name) for pattern in excluded)
   ]
-
-
-def _parse(argv: Sequence[str]) -> flags.FlagValues:
-  values = define_flags()
-  try:
-    if {"--help", "-h"} & set(argv):
-      print(__doc__, values.main_module_help() or values.get_help(), sep="\n")
-      sys.exit(0)
-    rest = values(list(argv))[1:]
-  except flags.Error as error:
-    raise AnystepError(
-      ExitCode.USAGE, "flags", got=str(error), fix="anystep-cache --help lists the flags"
-    ) from error
-  if rest:
-    raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
-  return values
 
 
 def _lengths(text: str | None) -> dict[str, int] | None:

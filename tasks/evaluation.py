@@ -16,7 +16,7 @@ ModelOutput = seqio.metrics.ModelOutputType
 def compute_metrics(
   task: seqio.Task,
   examples: Sequence[Mapping[str, np.ndarray]],
-  outputs: Mapping[ModelOutput, np.ndarray],
+  outputs: Mapping[seqio.metrics.ModelOutputType, np.ndarray],
 ) -> dict[str, Any]:
   """The task's metrics by name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
 
@@ -97,7 +97,7 @@ class Dataset:
     )
 
   def open_stream(
-    self, plan: Plan, *, feature_converter: FeatureConverter, rows: slice | Sequence[int] = slice(None)
+    self, plan: Plan, *, feature_converter: FeatureConverter, rows: slice | Iterable[int] = slice(None)
   ) -> stream_lib.Stream:
     """The plan's batches, from step 0 on."""
     return stream_lib.open_stream(

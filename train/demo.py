@@ -17,7 +17,8 @@ from pathlib import Path
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, run_program
+from anystep.command_line import parse_flags, run_program
+from anystep.errors import AnystepError, ExitCode
 
 _GIN_FILE = "gin_configs/examples/stdlib_tiny.gin"
 _TASK = "stdlib_span_corruption"
@@ -67,12 +68,7 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
   flags.DEFINE_integer(
     "kill_step", None, "Kill when this step was taken; at random by default.", flag_values=values
   )
-  try:
-    values(list(argv))
-  except flags.Error as error:
-    raise AnystepError(
-      ExitCode.USAGE, "flags", got=str(error), fix="the flags are --output_dir and --kill_step"
-    ) from error
+  parse_flags(values, argv, program="python -m anystep.train.demo", text=__doc__ or "")
   return values
 
 

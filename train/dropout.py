@@ -6,6 +6,7 @@ serves all positions of a row, so a layer draws all of them at once and cuts the
 """
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from flax import linen as nn
 
 
 def draw_dropout(
-  module: nn.Module, rate: float, *, rows: int, shapes: dict[str, tuple[int, ...]], dtype: jnp.dtype
+  module: nn.Module, rate: float, *, rows: int, shapes: Mapping[str, tuple[int, ...]], dtype: jnp.dtype
 ) -> dict[str, jax.Array | float]:
   """Factors to multiply activations with: 0 with probability `rate`, else 1 / (1 - rate).
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, run_program
+from anystep.command_line import parse_flags, run_program
+from anystep.errors import AnystepError, ExitCode
 
 if TYPE_CHECKING:
   from anystep.train.trainer import PreparedRun
@@ -34,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
 def prepare(argv: Sequence[str]) -> PreparedRun:
   """What the command line configures, its data and checkpoints checked, no device touched."""
   values, bindings = _parse(argv)
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  from anystep.tasks.startup import start_tensorflow
+
+  start_tensorflow()
   # The current directory holds the user's own modules, which gin files import.
   sys.path.insert(0, os.getcwd())
 
@@ -56,27 +59,24 @@ def _binding(argument: str) -> tuple[str, str]:
 
 def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   """The flags, and the gin bindings among the arguments."""
-  bindings = dict(_binding(argument) for argument in argv if argument.startswith(_BINDING))
-  argv = [argument for argument in argv if not argument.startswith(_BINDING)]
   values = flags.FlagValues()
-  define = {"flag_values": values}
   flags.DEFINE_multi_string(
-    "gin_file", None, "A gin file; may be repeated, later ones override.", required=True, **define
+    "gin_file",
+    None,
+    "A gin file; may be repeated, later ones override.",
+    required=True,
+    flag_values=values,
   )
-  flags.DEFINE_list("gin_search_paths", [], "Directories that gin files are looked for in.", **define)
-  flags.DEFINE_boolean("dry_run", False, "Check and print the configuration without training.", **define)
-  try:
-    if {"--help", "-h"} & set(argv):
-      print(__doc__, values.get_help(), f"  {_BINDING}NAME=value: a gin binding.", sep="\n")
-      sys.exit(0)
-    rest = values(list(argv))[1:]
-  except flags.Error as error:
-    raise AnystepError(
-      ExitCode.USAGE, "flags", got=str(error), fix="anystep-train --help lists the flags"
-    ) from error
-  if rest:
-    raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
-  return values, bindings
+  flags.DEFINE_list(
+    "gin_search_paths", [], "Directories that gin files are looked for in.", flag_values=values
+  )
+  flags.DEFINE_boolean(
+    "dry_run", False, "Check and print the configuration without training.", flag_values=values
+  )
+  text = f"{__doc__}\n\n  {_BINDING}NAME=value sets what a gin file would, and overrides it.\n"
+  plain = [argument for argument in argv if not argument.startswith(_BINDING)]
+  parse_flags(values, plain, program="anystep-train", text=text)
+  return values, dict(_binding(argument) for argument in argv if argument.startswith(_BINDING))
 
 
 def run() -> None:

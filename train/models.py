@@ -110,6 +110,7 @@ class EncoderDecoderModel:
     loss_sum, z_loss, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, **options)
     loss = loss_sum
     if self.loss_normalizing_factor is not None:
+      assert not isinstance(self.loss_normalizing_factor, str), "__post_init__ made it a member"
       weights_in_loss = normalized_weights(
         weights, self.loss_normalizing_factor, segment_ids=batch.get("decoder_segment_ids")
       )

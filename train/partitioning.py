@@ -97,8 +97,8 @@ def global_batch(
   """
 
   def put(array: np.ndarray) -> jax.Array:
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-      wanted = np.arange(batch_size)[index[0]]
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+      wanted = np.arange(batch_size)[index[0] if index else slice(None)]
       return array[np.searchsorted(row_numbers, wanted)]
 
     return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)

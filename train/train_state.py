@@ -24,7 +24,7 @@ Metrics = dict[str, jax.Array]
 class TrainState:
   """What a checkpoint holds: the number of steps done, parameters, and the optimizer's state."""
 
-  step: jax.Array
+  step: Any
   params: Any
   opt_state: Any
 
@@ -36,7 +36,12 @@ def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.A
 
 
 def initialize(
-  model: EncoderDecoderModel, root_key: jax.Array, mesh: Mesh, partitioner: Partitioner
+  model: EncoderDecoderModel,
+  optimizer: optax.GradientTransformation,
+  *,
+  root_key: jax.Array,
+  mesh: Mesh,
+  partitioner: Partitioner,
 ) -> tuple[Callable[[], TrainState], TrainState]:
   """How to make the initial state, and what any state looks like.
 
@@ -49,13 +54,13 @@ def initialize(
   def init() -> TrainState:
     params = model.init(stream_key(root_key, "params", 0))
     params = jax.lax.with_sharding_constraint(params, param_shardings)
-    return TrainState(jnp.zeros((), jnp.int32), params, model.optimizer_def.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
   shapes = jax.eval_shape(init)
   replicated = NamedSharding(mesh, PartitionSpec())
   # What the optimizer keeps for each number of a parameter lies where the parameter does.
   opt_shardings = optax.tree_utils.tree_map_params(
-    model.optimizer_def,
+    optimizer,
     lambda leaf, param, sharding: sharding if leaf.shape == param.shape else replicated,
     shapes.opt_state,
     shapes.params,
@@ -70,14 +75,14 @@ def initialize(
 
 
 def make_train_step(
-  model: EncoderDecoderModel, root_key: jax.Array
+  model: EncoderDecoderModel, optimizer: optax.GradientTransformation, *, root_key: jax.Array
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """The compiled training step; it takes the state's memory over."""
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)
     gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, dropout_key)
-    updates, opt_state = model.optimizer_def.update(gradients, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics | {"gradient_norm": optax.global_norm(gradients)}
     return TrainState(state.step + 1, params, opt_state), metrics

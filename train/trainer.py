@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ class PreparedRun:
   plan: Plan
   restore_step: int | None
 
-  def open_stream(self, rows: slice | Sequence[int] = slice(None)) -> Stream:
+  def open_stream(self, rows: slice | Iterable[int] = slice(None)) -> Stream:
     """The batches that the run trains on, from step 0 on."""
     converter = self.trainer.model.FEATURE_CONVERTER
     return self.dataset.open_stream(self.plan, feature_converter=converter, rows=rows)
@@ -125,14 +125,18 @@ class PreparedRun:
     sharding = batch_sharding(mesh)
     rows = local_rows(sharding, batch_size)
     root_key = jax.random.key(trainer.random_seed)
-    make_initial, abstract = initialize(trainer.model, root_key, mesh, trainer.partitioner)
+    optimizer = trainer.model.optimizer_def
+    assert optimizer is not None, "Trainer refuses a model without one"
+    make_initial, abstract = initialize(
+      trainer.model, optimizer, root_key=root_key, mesh=mesh, partitioner=trainer.partitioner
+    )
     if self.restore_step is None:
       start_step, state = 0, make_initial()
       print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
     else:
       start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
-    train_step = make_train_step(trainer.model, root_key)
+    train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
     stream = self.open_stream(rows)
     stream.seek(start_step)
     with stream, _Reporter(trainer, start_step) as reporter:
