@@ -84,7 +84,7 @@ def make_train_step(
     gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, dropout_key)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = metrics | {"gradient_norm": optax.global_norm(gradients)}
+    metrics = metrics | {"gradient_norm": optax.tree.norm(gradients)}
     return TrainState(state.step + 1, params, opt_state), metrics
 
   return jax.jit(train_step, donate_argnums=0)

@@ -1,0 +1,36 @@
+"""JAX as strict as it goes, on eight virtual CPU devices, and golden files."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before anything imports JAX or TensorFlow.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+# Many tests start the same training: it is compiled once.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="anystep-compiled-"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+def pytest_addoption(parser):
+  parser.addoption("--update", action="store_true", help="write golden files anew")
+
+
+@pytest.fixture
+def golden(request):
+  """Compares a text with a file beside the tests; `--update` writes it."""
+
+  def compare(name: str, text: str) -> None:
+    path = Path(request.fspath).parent / "golden" / name
+    if request.config.getoption("--update"):
+      path.parent.mkdir(exist_ok=True)
+      path.write_text(text)
+    assert path.read_text() == text, f"{path} differs; `pytest --update` where the change is meant"
+
+  return compare

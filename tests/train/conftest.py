@@ -1,0 +1,56 @@
+"""A cache of the tiny task, and the shipped example's command line, shrunk to it."""
+
+import shutil
+
+import pytest
+import tiny_tasks
+
+from anystep.cache_job.job import CacheOptions, cache_tasks
+
+TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tmp_path_factory):
+  """The tiny task's cache; tests that change it copy it first."""
+  cache_dir = tmp_path_factory.mktemp("tiny") / "cache"
+  cache_tasks([tiny_tasks.NAME], CacheOptions(cache_dir=str(cache_dir), num_shards=4, block_records=8))
+  return cache_dir
+
+
+@pytest.fixture
+def own_cache(tiny_cache, tmp_path):
+  """A copy of the tiny task's cache, to be tampered with."""
+  return shutil.copytree(tiny_cache, tmp_path / "own_cache")
+
+
+@pytest.fixture
+def command(tiny_cache, tmp_path):
+  """`command(model_dir="m", **bindings)`: arguments of `anystep-train` for the example's gin file, shrunk."""
+
+  def make(model_dir="model", cache_dir=None, **bindings):
+    values = {
+      "MODEL_DIR": repr(str(tmp_path / model_dir)),
+      "CACHE_DIR": repr(str(cache_dir or tiny_cache)),
+      "MIXTURE_OR_TASK_NAME": repr(tiny_tasks.NAME),
+      "MIXTURE_OR_TASK_MODULE": "'tiny_tasks'",
+      "TASK_FEATURE_LENGTHS": "{'inputs': 24, 'targets': 12}",
+      "TRAIN_STEPS": TOTAL_STEPS,
+      "CHECKPOINT_PERIOD": CHECKPOINT_PERIOD,
+      "BATCH_SIZE": 8,
+      "EVAL_DATASET": None,
+      "network.T5Config.emb_dim": 8,
+      "network.T5Config.num_heads": 2,
+      "network.T5Config.head_dim": 4,
+      "network.T5Config.mlp_dim": 16,
+      "network.T5Config.num_encoder_layers": 1,
+      "network.T5Config.num_decoder_layers": 1,
+      **bindings,
+    }
+    return [
+      "anystep-train",
+      "--gin_file=gin_configs/examples/stdlib_tiny.gin",
+      *(f"--gin.{name}={value}" for name, value in values.items()),
+    ]
+
+  return make

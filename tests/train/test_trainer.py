@@ -1,0 +1,288 @@
+"""The trainer through its own command line: exact resume, and a proof that can fail."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_tasks
+
+from anystep import containers
+from anystep.cache import open_cache
+from anystep.errors import AnystepError
+from anystep.examples import serialize_example
+from anystep.manifest import FileEntry
+from anystep.stream import Stream
+from anystep.train import checkpoints, main, trainer
+from anystep.train.run_comparison import compare_runs
+from anystep.train.step_log import read_step_log
+
+TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
+
+
+class Killed(BaseException):
+  """Stands for the end of the process: nothing in the product catches it."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+  """Where a run that nothing disturbs goes; the first test that needs it trains it."""
+  return tmp_path_factory.mktemp("runs") / "undisturbed"
+
+
+@pytest.fixture
+def reference(undisturbed, command):
+  if not undisturbed.exists():
+    main.main(command(MODEL_DIR=repr(str(undisturbed))))
+  return undisturbed
+
+
+def _kill_at(monkeypatch, step):
+  """The process ends when it asks for the batch of a step."""
+
+  def next_batch(stream, original=Stream.__next__):
+    if stream.step == step:
+      raise Killed
+    return original(stream)
+
+  monkeypatch.setattr(Stream, "__next__", next_batch)
+
+
+@pytest.mark.parametrize("step", range(1, TOTAL_STEPS))
+def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
+  step, reference, command, tmp_path, monkeypatch
+):
+  with monkeypatch.context() as patch:
+    _kill_at(patch, step)
+    with pytest.raises(Killed):
+      main.main(command())
+  main.main(command())
+  comparison = compare_runs(reference, tmp_path / "model")
+  assert comparison.identical, comparison.verdict
+  assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
+
+
+@pytest.mark.parametrize("written_before_the_kill", ["nothing", "state", "everything but the marker"])
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
+  written_before_the_kill, reference, command, tmp_path, monkeypatch, capsys
+):
+  def save(model_dir, state, plan, original=checkpoints.save_checkpoint):
+    if int(state.step) == CHECKPOINT_PERIOD:
+      return original(model_dir, state, plan)
+    directory = checkpoints.checkpoint_directory(model_dir, int(state.step))
+    original(model_dir, state, plan)
+    kept = {"nothing": [], "state": ["state"]}.get(written_before_the_kill)
+    for path in list(directory.iterdir()):
+      if path.name == checkpoints.COMMITTED or (kept is not None and path.name not in kept):
+        path.rmtree() if path.is_dir() else path.unlink()
+    raise Killed
+
+  with monkeypatch.context() as patch:
+    patch.setattr(trainer, "save_checkpoint", save)
+    with pytest.raises(Killed):
+      main.main(command())
+  main.main(command())
+  assert "checkpoint_6 was never finished" in capsys.readouterr().err
+  comparison = compare_runs(reference, tmp_path / "model")
+  assert comparison.identical, comparison.verdict
+  assert comparison.resumed_from == CHECKPOINT_PERIOD
+
+
+def test_a_process_that_is_killed_for_real_goes_on_where_it_was(reference, command, tmp_path):
+  program = [str(Path(sys.executable).with_name("anystep-train")), *command()[1:]]
+  environment = os.environ | {"PYTHONPATH": str(Path(tiny_tasks.__file__).parent)}
+  process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 120
+  while len(_logged(tmp_path / "model")) <= 4:
+    assert process.poll() is None, "it ended before it could be killed"
+    assert time.monotonic() < deadline
+    time.sleep(0.002)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  main.main(command())
+  comparison = compare_runs(reference, tmp_path / "model")
+  assert comparison.identical, comparison.verdict
+
+
+def _logged(model_dir):
+  return [record for start in read_step_log(model_dir) for record in start] if model_dir.exists() else []
+
+
+def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, command, tmp_path, monkeypatch):
+  _stop_after_a_checkpoint(command, monkeypatch)
+
+  def seek(stream, step, original=Stream.seek):
+    original(stream, step + 1 if step == CHECKPOINT_PERIOD else step)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Stream, "seek", seek)
+    main.main(command())
+  comparison = compare_runs(reference, tmp_path / "model")
+  assert not comparison.identical
+  assert comparison.identical_batches == CHECKPOINT_PERIOD
+  assert "losses DIFFERENT, parameters DIFFERENT" in comparison.verdict
+
+
+def test_the_proof_fails_for_a_run_that_resumes_on_a_cache_with_one_token_changed(
+  reference, command, own_cache, tmp_path, monkeypatch
+):
+  _stop_after_a_checkpoint(command, monkeypatch, cache_dir=own_cache)
+  before = open_cache(own_cache, tiny_tasks.NAME, "train").manifest_sha256
+  for index in range(300):
+    _change_a_token(own_cache, index)
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(cache_dir=own_cache))
+  assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
+  # Not even a plan forged to fit the changed cache hides the change from the comparison.
+  after = open_cache(own_cache, tiny_tasks.NAME, "train").manifest_sha256
+  _forge_plan(tmp_path / "model", before, after)
+  main.main(command(cache_dir=own_cache))
+  comparison = compare_runs(reference, tmp_path / "model")
+  assert not comparison.identical
+  assert comparison.identical_batches < TOTAL_STEPS
+
+
+def _stop_after_a_checkpoint(command, monkeypatch, **arguments):
+  with monkeypatch.context() as patch:
+    _kill_at(patch, CHECKPOINT_PERIOD)
+    with pytest.raises(Killed):
+      main.main(command(**arguments))
+
+
+def _change_a_token(cache_dir, index):
+  """Changes the first token of an example, and every checksum that knows of it."""
+  cache = open_cache(cache_dir, tiny_tasks.NAME, "train")
+  shard, place = index % cache.manifest.num_shards, index // cache.manifest.num_shards
+  records = cache.read_records(
+    np.full(cache.manifest.record_files[shard].records, shard),
+    np.arange(cache.manifest.record_files[shard].records),
+  )
+  example = cache[index]
+  example["targets"][0] += 1
+  records[place] = serialize_example(example)
+  path = cache.directory / cache.manifest.record_files[shard].name
+  containers.write_array_record(path, records, options=cache.manifest.container_options)
+  document = json.loads((cache.directory / "manifest.train.json").read_text())
+  entry = FileEntry.of(path.name, len(records), path.read_bytes())
+  document["files"]["records"][shard] = vars(entry)
+  text = json.dumps(document)
+  (cache.directory / "manifest.train.json").write_text(text)
+  completed = (cache.directory / "COMPLETED").read_text()
+  new = hashlib.sha256(text.encode()).hexdigest()
+  (cache.directory / "COMPLETED").write_text(completed.replace(cache.manifest_sha256, new))
+
+
+def _forge_plan(model_dir, before, after):
+  directory = checkpoints.checkpoint_directory(model_dir, CHECKPOINT_PERIOD)
+  plan = directory / "data_plan.json"
+  plan.write_text(plan.read_text().replace(before, after))
+  integrity = json.loads((directory / "integrity.json").read_text())
+  integrity["files"]["data_plan.json"] = checkpoints._fingerprint(plan)
+  (directory / "integrity.json").write_text(json.dumps(integrity))
+
+
+@pytest.mark.parametrize(
+  ("bindings", "field"),
+  [
+    ({"BATCH_SIZE": 16}, "segments"),
+    ({"RANDOM_SEED": 1}, "seed"),
+    ({"TASK_FEATURE_LENGTHS": "{'inputs': 20, 'targets': 12}"}, "feature_lengths"),
+    ({"datasets.DatasetConfig.epoch_policy": "'same'"}, "epoch_policy"),
+  ],
+)
+def test_resuming_under_another_configuration_is_refused(bindings, field, command, monkeypatch):
+  _stop_after_a_checkpoint(command, monkeypatch)
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(**bindings))
+  assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
+  assert refused.value.fields["field"] == field
+  assert refused.value.fields["expected"] != refused.value.fields["got"]
+
+
+def test_resuming_another_model_is_refused_with_the_leaf_that_differs(command, monkeypatch):
+  _stop_after_a_checkpoint(command, monkeypatch)
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(**{"network.T5Config.mlp_dim": 32}))
+  assert (refused.value.code, refused.value.kind) == (76, "checkpoint_tree")
+  assert "mlp" in refused.value.fields["leaf"]
+
+
+def test_checkpoints_that_cannot_be_read_never_mean_step_0(command, tmp_path, monkeypatch, capsys):
+  main.main(command())
+  directory = tmp_path / "model"
+  (directory / "checkpoint_7" / "integrity.json").write_text("{")
+  capsys.readouterr()
+  main.main(command())
+  captured = capsys.readouterr()
+  assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_integrity" in captured.err
+  assert "resumed from checkpoint_6" in captured.out
+  for step in (3, 6, 7):
+    (directory / f"checkpoint_{step}" / "state" / "manifest.ocdbt").unlink()
+  with pytest.raises(AnystepError) as refused:
+    main.main(command())
+  assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
+
+
+def test_a_checkpoint_whose_arrays_are_damaged_is_not_trained_on(command, tmp_path):
+  main.main(command())
+  state = tmp_path / "model" / "checkpoint_7" / "state"
+  data = max((path for path in state.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+  content = bytearray(data.read_bytes())
+  content[len(content) // 2] ^= 1
+  data.write_bytes(content)
+  with pytest.raises(AnystepError) as found:
+    checkpoints.verify_checkpoint(tmp_path / "model" / "checkpoint_7")
+  assert (found.value.code, found.value.kind) == (65, "checkpoint_file")
+
+
+def test_a_finished_run_is_only_evaluated_again(command, capsys):
+  evaluated = command(EVAL_DATASET="@eval/datasets.DatasetConfig()")
+  first = main.prepare(evaluated).run()
+  again = main.prepare(evaluated).run()
+  assert first == again
+  assert first["examples"] == 21
+  assert 0 <= first["edit_similarity"] <= 1
+
+
+def test_only_the_newest_checkpoints_are_kept_where_that_is_asked(command, tmp_path):
+  main.main(command(CHECKPOINTS_KEPT=2))
+  assert checkpoints.checkpoint_steps(tmp_path / "model") == [6, 7]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(command):
+  with pytest.raises(AnystepError) as stopped:
+    main.main(command(**{"learning_rates.learning_rate_schedule.base_learning_rate": "1e38"}))
+  assert (stopped.value.code, stopped.value.kind) == (70, "loss_not_finite")
+
+
+def test_more_steps_than_data_are_refused_before_training(command):
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(**{"train/datasets.DatasetConfig.num_epochs": 1, "TRAIN_STEPS": 39}))
+  assert (refused.value.code, refused.value.kind) == (78, "data_ended")
+  assert refused.value.fields["expected"] == "at most 38 steps in 1 epochs"
+
+
+def test_dry_run_prints_the_configuration_and_trains_nothing(command, tmp_path, capsys):
+  assert main.main([*command(), "--dry_run"]) == 0
+  printed = capsys.readouterr().out
+  assert "trainer.Trainer.total_steps = %TRAIN_STEPS" in printed
+  assert "would train from step 0 to step 7" in printed
+  assert not (tmp_path / "model").exists()
+
+
+def test_the_run_leaves_tensorboard_events(command, tmp_path):
+  shutil.rmtree(tmp_path / "model", ignore_errors=True)
+  main.main(command())
+  from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+  events = EventAccumulator(str(tmp_path / "model" / "train"), size_guidance={"tensors": 0})
+  events.Reload()
+  assert {"loss", "accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
+  assert [event.step for event in events.Tensors("loss")] == list(range(1, TOTAL_STEPS + 1))
