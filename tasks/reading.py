@@ -116,7 +116,14 @@ class TaskReader:
 
     with tf.device("/CPU:0"):
       tf.random.set_seed(graph_seed)
-      return tf.function(run, input_signature=[features, seeds]).get_concrete_function()
+      # As SeqIO builds its datasets: tf.data converts the functions that it maps, and nothing else is. What
+      # tf.function would convert besides, SeqIO and this module, costs seconds.
+      specs = (features, seeds)
+      graph = tf.compat.v1.wrap_function(
+        lambda *tensors: run(*tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)),
+        tf.nest.flatten(specs, expand_composites=True),
+      )
+    return lambda *arguments: graph(*tf.nest.flatten(arguments, expand_composites=True))
 
   def _bind(self, preprocessor: Callable) -> Callable:
     return seqio.utils.add_kwargs_to_transform(

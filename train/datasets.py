@@ -83,6 +83,7 @@ class Dataset:
         error.fix = _cache_command(config)
       raise
     check_reader(task, cache.manifest)
+    _check_lengths(task, config.task_feature_lengths)
     return cls(config, task, cache)
 
   def start_plan(self) -> Plan:
@@ -96,17 +97,51 @@ class Dataset:
       epoch_policy=self.config.epoch_policy,
     )
 
-  def open_stream(
-    self, plan: Plan, *, feature_converter: FeatureConverter, rows: slice | Iterable[int] = slice(None)
-  ) -> stream_lib.Stream:
+  def under(self, plan: Plan, converter: FeatureConverter) -> PlannedDataset:
+    """The dataset in the order of a plan, with the first row read, so that what cannot be fails now.
+
+    Raises:
+      AnystepError: 78 as `TaskReader` and the converter; 65 where the cache's files are not what was written.
+    """
+    planned = PlannedDataset(self, plan, converter, TaskReader(self.task, self.cache, plan))
+    with planned.open_stream([0]) as stream:
+      stream.batch(0)
+    return planned
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedDataset:
+  """A dataset in the order of a plan, in the form that a converter gives it."""
+
+  dataset: Dataset
+  plan: Plan
+  converter: FeatureConverter
+  reader: TaskReader
+
+  def open_stream(self, rows: slice | Iterable[int] = slice(None)) -> stream_lib.Stream:
     """The plan's batches, from step 0 on."""
+    config = self.dataset.config
     return stream_lib.open_stream(
-      plan,
-      self.config.cache_dirs,
+      self.plan,
+      config.cache_dirs,
       rows=rows,
-      feature_converter=feature_converter,
-      transforms={self.task.name: TaskReader(self.task, self.cache, plan)},
-      prefetch_batches=self.config.prefetch_batches,
+      feature_converter=self.converter,
+      transforms={self.dataset.task.name: self.reader},
+      prefetch_batches=config.prefetch_batches,
+    )
+
+
+def _check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:
+  features = [name for name, feature in task.output_features.items() if feature.required and feature.rank]
+  missing = [name for name in features if name not in lengths]
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_length",
+      task=task.name,
+      expected=f"lengths for {', '.join(features)}",
+      got=dict(lengths),
+      fix=f"add {', '.join(missing)} to TASK_FEATURE_LENGTHS",
     )
 
 

@@ -172,9 +172,10 @@ def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
   from anystep.train.report import readable
 
   run = prepare(["anystep-train", *command[1:]])
-  features = run.dataset.task.output_features
-  origins = what_was_at(run.plan, run.dataset.cache, step)
-  with run.open_stream() as stream:
+  dataset = run.data.dataset
+  features = dataset.task.output_features
+  origins = what_was_at(run.data.plan, dataset.cache, step)
+  with run.data.open_stream() as stream:
     batch = stream.batch(step)
   return [
     {

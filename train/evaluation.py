@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -13,13 +12,13 @@ from anystep.examples import Batch, Ragged
 from anystep.plan import PADDING_TASK
 from anystep.progress import Progress
 from anystep.tasks.evaluation import ModelOutput, compute_metrics
-from anystep.train.datasets import Dataset
+from anystep.train.datasets import PlannedDataset
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
 
 
 def evaluate(
-  model: EncoderDecoderModel, params: Any, dataset: Dataset, mesh: jax.sharding.Mesh
+  model: EncoderDecoderModel, params: Any, data: PlannedDataset, mesh: jax.sharding.Mesh
 ) -> dict[str, float]:
   """The task's own metrics, with cross entropy and accuracy by target token.
 
@@ -28,20 +27,18 @@ def evaluate(
   Args:
     model: gives scores and predictions.
     params: its parameters.
-    dataset: the split to evaluate; its plan is one epoch in the cache's order.
+    data: what to evaluate, under a plan of one epoch.
     mesh: the devices.
   """
-  config = dataclasses.replace(dataset.config, num_epochs=1)
-  dataset = dataclasses.replace(dataset, config=config)
-  plan = dataset.start_plan()
+  plan, config = data.plan, data.dataset.config
   sharding = batch_sharding(mesh)
   rows = local_rows(sharding, config.batch_size)
   score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
   examples, outputs = [], []
-  num_steps = plan.num_steps or 0
-  stream = dataset.open_stream(plan, feature_converter=model.FEATURE_CONVERTER)
-  with stream, Progress(f"evaluate {config.split}", total=len(dataset.cache), unit="examples") as progress:
-    for step in range(num_steps):
+  assert plan.num_steps is not None, "an evaluation ends"
+  progress = Progress(f"evaluate {config.split}", total=len(data.dataset.cache), unit="examples")
+  with data.open_stream() as stream, progress:
+    for step in range(plan.num_steps):
       planned = plan.batch(step)
       features = stream.examples(planned)
       batch = stream.convert(features, planned)
@@ -64,7 +61,7 @@ def evaluate(
   joined = {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
   num_tokens = joined["tokens"].sum()
   metrics = compute_metrics(
-    dataset.task,
+    data.dataset.task,
     examples,
     {ModelOutput.SCORE: joined["scores"], ModelOutput.PREDICTION: joined["predictions"]},
   )

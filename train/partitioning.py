@@ -72,6 +72,26 @@ class Partitioner:
     """Shardings of a tree of logical axis names."""
     return nn.logical_to_mesh_sharding(logical_axes, mesh, list(self.logical_axis_rules))
 
+  def check_divides(self, shapes: Any, shardings: Any) -> None:
+    """Refuses parameters with an axis that cannot be split evenly.
+
+    Raises:
+      AnystepError: 78 `num_partitions` names the first.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
+    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
+      try:
+        sharding.shard_shape(leaf.shape)
+      except ValueError as error:
+        raise AnystepError(
+          ExitCode.CONFIG,
+          "num_partitions",
+          parameter=jax.tree_util.keystr(path, simple=True, separator="/"),
+          expected=f"a number that divides its axes {leaf.shape} as {sharding.spec}",
+          got=self.num_partitions,
+          fix="choose another num_partitions, other sizes, or other logical_axis_rules",
+        ) from error
+
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Rows split over the data axis."""

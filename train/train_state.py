@@ -57,6 +57,7 @@ def initialize(
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
   shapes = jax.eval_shape(init)
+  partitioner.check_divides(shapes.params, param_shardings)
   replicated = NamedSharding(mesh, PartitionSpec())
   # What the optimizer keeps for each number of a parameter lies where the parameter does.
   opt_shardings = optax.tree_utils.tree_map_params(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,6 @@ from rich.table import Table
 from anystep.errors import AnystepError, ExitCode
 from anystep.plan import Plan
 from anystep.progress import Progress
-from anystep.stream import Stream
 from anystep.train.checkpoints import (
   CheckpointConfig,
   remove_old_checkpoints,
@@ -26,7 +25,7 @@ from anystep.train.checkpoints import (
   restore_state,
   save_checkpoint,
 )
-from anystep.train.datasets import Dataset, DatasetConfig
+from anystep.train.datasets import Dataset, DatasetConfig, PlannedDataset
 from anystep.train.evaluation import evaluate
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import (
@@ -78,7 +77,9 @@ class Trainer:
         76 `resume_contract` where the configuration is not the one that training started with.
     """
     dataset = Dataset.open(self.train_dataset)
-    evaluation = Dataset.open(self.eval_dataset) if self.eval_dataset else None
+    evaluated = (
+      Dataset.open(dataclasses.replace(self.eval_dataset, num_epochs=1)) if self.eval_dataset else None
+    )
     _check_vocabulary(self.model, dataset)
     plan = dataset.start_plan()
     restored = restore_plan(self.model_dir)
@@ -92,35 +93,38 @@ class Trainer:
         got=self.total_steps,
         fix="train for fewer steps or for more epochs",
       )
-    return PreparedRun(self, dataset, evaluation, plan, restored[0] if restored else None)
+    converter = self.model.FEATURE_CONVERTER
+    return PreparedRun(
+      trainer=self,
+      data=dataset.under(plan, converter),
+      evaluation=evaluated.under(evaluated.start_plan(), converter) if evaluated else None,
+      restore_step=restored[0] if restored else None,
+    )
 
   def run(self) -> dict[str, float]:
     """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics."""
     return self.prepare().run()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedRun:
   """A run whose data and checkpoints were found and checked.
 
   Attributes:
+    trainer: the configuration.
+    data: what is trained on. evaluation: what is evaluated on at the end, if anything.
     restore_step: step of the checkpoint to resume from; None to start.
   """
 
   trainer: Trainer
-  dataset: Dataset
-  evaluation: Dataset | None
-  plan: Plan
+  data: PlannedDataset
+  evaluation: PlannedDataset | None
   restore_step: int | None
-
-  def open_stream(self, rows: slice | Iterable[int] = slice(None)) -> Stream:
-    """The batches that the run trains on, from step 0 on."""
-    converter = self.trainer.model.FEATURE_CONVERTER
-    return self.dataset.open_stream(self.plan, feature_converter=converter, rows=rows)
 
   def run(self) -> dict[str, float]:
     """Trains to the end; returns the evaluation's metrics."""
-    trainer, batch_size = self.trainer, self.plan.segments[0].batch_size
+    trainer, plan = self.trainer, self.data.plan
+    batch_size = plan.segments[0].batch_size
     mesh = trainer.partitioner.mesh(batch_size)
     sharding = batch_sharding(mesh)
     rows = local_rows(sharding, batch_size)
@@ -137,7 +141,7 @@ class PreparedRun:
       start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
-    stream = self.open_stream(rows)
+    stream = self.data.open_stream(rows)
     stream.seek(start_step)
     with stream, _Reporter(trainer, start_step) as reporter:
       for step in range(start_step, trainer.total_steps):
@@ -148,12 +152,12 @@ class PreparedRun:
         if (step + 1) % trainer.checkpoints.period_steps == 0 or step + 1 == trainer.total_steps:
           # The log must say all that a checkpoint contains before the checkpoint counts.
           reporter.flush()
-          save_checkpoint(trainer.model_dir, state, self.plan)
+          save_checkpoint(trainer.model_dir, state, plan)
           remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
     if self.evaluation is None:
       return {}
     results = evaluate(trainer.model, state.params, self.evaluation, mesh)
-    _show(results, self.evaluation, trainer)
+    _show(results, self.evaluation.dataset, trainer)
     return results
 
 
