@@ -162,7 +162,7 @@ def parse_examples(
     if feature.sequence:
       batch[name] = Ragged.of_rows(column, _numpy_dtype(feature.dtype), tuple(feature.shape[1:]))  # type: ignore[arg-type]
     else:
-      batch[name] = np.array(column, _numpy_dtype(feature.dtype))
+      batch[name] = np.stack(column) if column else np.zeros(0, _numpy_dtype(feature.dtype))
   return batch
 
 

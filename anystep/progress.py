@@ -36,12 +36,15 @@ class Progress:
       from rich.console import Console
       from rich.progress import BarColumn, TextColumn
       from rich.progress import Progress as Bar
+      from rich.table import Column
 
+      # Where the line is too long for the terminal, what stands last is cut.
       self._bar = Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len(description))),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         console=Console(file=self._stream),
+        expand=True,
       )
       self._bar_task = self._bar.add_task(description, total=total, completed=start, text="")
       self._bar.start()
@@ -78,12 +81,12 @@ class Progress:
     seconds = time.monotonic() - self._begin_seconds
     rate = (done - self._start) / seconds if seconds > 0 else 0.0
     parts = [f"{done:,}" + (f"/{self._total:,}" if self._total is not None else "") + f" {self._unit}"]
-    parts += [f"{name.replace('_', ' ')} {value}" for name, value in facts.items()]
     parts.append(f"{rate:,.1f} {self._unit}/s")
     if self._total is not None and rate > 0 and done < self._total:
       parts.append(f"ETA {duration((self._total - done) / rate)}")
     else:
       parts.append(f"took {duration(seconds)}")
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in facts.items()]
     return ", ".join(parts)
 
 

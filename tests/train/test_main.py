@@ -73,7 +73,7 @@ def test_all_that_is_checked_is_checked_before_a_device_is_touched(command, monk
     [sys.executable, "-c", program, *command()[1:], "--dry_run"],
     capture_output=True,
     text=True,
-    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))},
     check=True,
   )
   assert done.stdout.endswith("touched False\n")

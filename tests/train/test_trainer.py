@@ -97,7 +97,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
 
 def test_a_process_that_is_killed_for_real_goes_on_where_it_was(reference, command, tmp_path):
   program = [str(Path(sys.executable).with_name("anystep-train")), *command()[1:]]
-  environment = os.environ | {"PYTHONPATH": str(Path(tiny_tasks.__file__).parent)}
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))}
   process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL)
   deadline = time.monotonic() + 120
   while len(_logged(tmp_path / "model")) <= 4:
