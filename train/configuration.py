@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.resources
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
+from etils import epath
 
 from anystep.errors import AnystepError, ExitCode, nearest
 
@@ -30,8 +30,10 @@ def load_configuration(
     AnystepError: 78 `gin_file`, `gin_binding`, `gin_unknown_macro`, `gin_required`.
   """
   gin.clear_config()
-  # For each place that a file is not found in, gin logs an error of its own.
-  logging.getLogger().addFilter(_says_no_place_was_missed)
+  # gin would also take paths for packages of the current directory, and fail where one is not quite.
+  gin.config._FILE_READERS[:] = [
+    (lambda path: epath.Path(path).open(), lambda path: epath.Path(path).is_file())
+  ]
   for path in [*search_paths, str(Path(str(importlib.resources.files("anystep.gin_configs"))).parent)]:
     gin.add_config_file_search_path(path)
   for name in gin_files:
@@ -87,10 +89,6 @@ def build(configurable: type) -> Any:
 def configuration_text() -> str:
   """The whole configuration, as gin formats it."""
   return gin.config_str(max_line_length=110)
-
-
-def _says_no_place_was_missed(record: logging.LogRecord) -> bool:
-  return record.module != "resource_reader"
 
 
 def _check_required() -> None:
