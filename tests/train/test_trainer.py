@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -286,3 +287,64 @@ def test_the_run_leaves_tensorboard_events(command, tmp_path):
   events.Reload()
   assert {"loss", "accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
   assert [event.step for event in events.Tensors("loss")] == list(range(1, TOTAL_STEPS + 1))
+
+
+@pytest.mark.parametrize(
+  ("tamper", "kind"),
+  [
+    (lambda folder: (folder / "train.array_record-00002-of-00004").unlink(), "file_missing"),
+    (lambda folder: _append(folder / "train.array_record-00001-of-00004", b"x"), "file_size"),
+    (lambda folder: (folder / "train.array_record-00001-of-00008").write_bytes(b""), "file_foreign"),
+    (lambda folder: _append(folder / "manifest.validation.json", b" "), "manifest_changed"),
+    (lambda folder: _flip(folder / "train.array_record-00000-of-00004", 100), "file_changed"),
+  ],
+  ids=[
+    "a shard missing",
+    "a shard longer",
+    "a foreign shard",
+    "a manifest changed",
+    "a byte of the first shard",
+  ],
+)
+def test_a_cache_that_is_not_what_was_written_stops_the_trainer_before_step_0(
+  tamper, kind, command, own_cache, tmp_path
+):
+  tamper(own_cache / tiny_tasks.NAME)
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(cache_dir=own_cache, EVAL_DATASET="@eval/datasets.DatasetConfig()"))
+  assert (refused.value.code, refused.value.kind) == (65, kind)
+  assert not (tmp_path / "model").exists()
+
+
+def _append(path, content):
+  path.write_bytes(path.read_bytes() + content)
+
+
+def _flip(path, place):
+  content = bytearray(path.read_bytes())
+  content[place] ^= 1
+  path.write_bytes(content)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_run_killed_again_and_again_at_any_moment_is_the_undisturbed_one(attempt, command, tmp_path):
+  """Kills come after random times, from before the first step to the last checkpoint."""
+  arguments = {"TRAIN_STEPS": 60, "CHECKPOINT_PERIOD": 5}
+  main.main(command("reference", **arguments))
+  program = [str(Path(sys.executable).with_name("anystep-train")), *command(**arguments)[1:]]
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))}
+  moments = random.SystemRandom()
+  kills = []
+  while True:
+    process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+      assert process.wait(timeout=moments.uniform(8, 20)) == 0
+      break
+    except subprocess.TimeoutExpired:
+      process.kill()
+      process.wait()
+      kills.append(len(_logged(tmp_path / "model")))
+  comparison = compare_runs(tmp_path / "reference", tmp_path / "model")
+  assert comparison.identical, (kills, comparison.verdict)
+  print(f"killed {len(kills)} times, with {kills} steps logged: {comparison.verdict}")
