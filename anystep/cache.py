@@ -28,7 +28,7 @@ _BLOCK_BUDGET_BYTES = 1 << 30
 def read_completed(directory: epath.Path) -> dict[str, str]:
   """The splits of a complete cache with the sha256 of their manifests; empty where there is no cache."""
   try:
-    text = (directory / names.COMPLETED).read_text()
+    text = (directory / names.COMPLETED).read_bytes().decode("ascii", "replace")
   except (FileNotFoundError, NotADirectoryError):
     return {}
   if not _COMPLETED_TEXT.match(text):
@@ -79,15 +79,15 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str) -> Cache:
     )
   path = directory / names.manifest_name(split)
   try:
-    text = path.read_text()
+    content = path.read_bytes()
   except FileNotFoundError as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
-  found = hashlib.sha256(text.encode()).hexdigest()
+  found = hashlib.sha256(content).hexdigest()
   if found != completed[split]:
     raise AnystepError(
       ExitCode.DATA, "manifest_changed", path=path, expected=completed[split], got=found, fix=_RESTORE
     )
-  manifest = Manifest.from_json(text, path=path)
+  manifest = Manifest.from_json(content.decode(), path=path)
   if (manifest.task, manifest.split) != (task, split):
     raise AnystepError(
       ExitCode.DATA,
@@ -153,8 +153,7 @@ class Cache:
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
     """The example of an index, features by name."""
-    if not 0 <= index < len(self):
-      raise IndexError(f"{self} has no example {index}: there are {len(self)}.")
+    self._check_indices(np.array([index]))
     num_shards = self.manifest.num_shards
     (record,) = self.read_records(np.array([index % num_shards]), np.array([index // num_shards]))
     return parse_example(record, self.manifest.features)
@@ -162,6 +161,7 @@ class Cache:
   def read(self, indices: Sequence[int] | np.ndarray) -> dict[str, Ragged | np.ndarray]:
     """The examples of several indices, each feature as one batch."""
     indices = np.asarray(indices, np.int64)
+    self._check_indices(indices)
     num_shards = self.manifest.num_shards
     return parse_examples(
       self.read_records(indices % num_shards, indices // num_shards), self.manifest.features
@@ -188,8 +188,17 @@ class Cache:
     """Token counts of a shard's records: `(records, sequence features) uint32`, columns by name."""
     entry = self.manifest.lengths_files[shard]
     content = (self.directory / entry.name).read_bytes()
-    _check_content(self.directory / entry.name, entry, content)
-    return np.load(io.BytesIO(content), allow_pickle=False)
+    path = self.directory / entry.name
+    _check_content(path, entry, content)
+    expected = (np.dtype(np.uint32), (entry.records, len(self.manifest.sequence_features)))
+    try:
+      table = np.load(io.BytesIO(content), allow_pickle=False)
+      found: object = (table.dtype, table.shape)
+    except ValueError as error:
+      found = str(error)
+    if found != expected:
+      raise AnystepError(ExitCode.DATA, "lengths_form", path=path, expected=expected, got=found, fix=_RESTORE)
+    return table
 
   def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
     """Reads every byte of every file and compares it with the manifest.
@@ -206,6 +215,11 @@ class Cache:
       _check_content(path, entry, path.read_bytes())
       done_bytes += entry.bytes
       report(done_bytes)
+
+  def _check_indices(self, indices: np.ndarray) -> None:
+    outside = indices[(indices < 0) | (indices >= len(self))]
+    if outside.size:
+      raise IndexError(f"{self} has no example {outside[0]}: there are {len(self)}.")
 
   def _block(self, shard: int, block: int) -> list[bytes]:
     key = (shard, block)

@@ -12,11 +12,18 @@ def row_digests(features: Mapping[str, np.ndarray]) -> list[bytes]:
   """sha256 of each row: name, dtype, shape and little-endian bytes of its features in name order.
 
   Args:
-    features: arrays whose first axis counts rows.
+    features: arrays of numbers whose first axis counts rows.
+
+  Raises:
+    ValueError: features of other kinds, or of different numbers of rows.
   """
   columns = []
+  if len({len(array) for array in features.values()}) > 1:
+    raise ValueError(f"rows differ: { {name: len(array) for name, array in features.items()} }")
   for name in sorted(features):
     array = np.ascontiguousarray(features[name])
+    if array.dtype.hasobject:
+      raise ValueError(f"{name} holds objects: only numbers have bytes to digest")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     shape = ",".join(map(str, array.shape[1:]))
     columns.append((f"{name}\x1f{array.dtype.name}\x1f{shape}\x1f".encode(), array))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
 import json
 import re
 from collections.abc import Iterable
@@ -46,6 +47,10 @@ class AnystepError(Exception):
     self.kind = kind
     self.fix = fix
     self.fields = fields
+
+  def __reduce__(self):
+    # Errors come back from worker processes whole.
+    return functools.partial(type(self), self.code, self.kind, fix=self.fix, **self.fields), ()
 
   def __str__(self) -> str:
     shown = "".join(f" {name}={_show(value)}" for name, value in self.fields.items())

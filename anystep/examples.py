@@ -130,13 +130,17 @@ def serialize_example(example: Mapping[str, Any]) -> bytes:
   """
   message = _example_class()()
   for name, value in example.items():
-    values = np.asarray(value).reshape(-1)
+    values = np.asarray(value)
+    if values.dtype.kind in "SU":
+      # numpy's own text types drop zero bytes at the end.
+      values = np.asarray(value, object)
+    values = values.reshape(-1)
     feature = message.features.feature[name]
     if values.dtype.kind in "iub":
-      feature.int64_list.value.extend(values.tolist())
+      feature.int64_list.value.extend(values.astype(np.int64).tolist())
     elif values.dtype.kind == "f" or values.dtype.name == "bfloat16":
       feature.float_list.value.extend(values.astype(np.float32).tolist())
-    elif values.dtype.kind in "SUO":
+    elif values.dtype.kind == "O":
       feature.bytes_list.value.extend(
         [text.encode() if isinstance(text, str) else text for text in values.tolist()]
       )

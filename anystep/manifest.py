@@ -27,6 +27,12 @@ class Feature:
   dtype: str
   shape: tuple[int | None, ...]
 
+  def __post_init__(self):
+    np.dtype(object if self.dtype == "string" else self.dtype)
+    for place, size in enumerate(self.shape):
+      if not (size is None and place == 0) and not is_count(size):
+        raise ValueError(f"wrong shape {self.shape}")
+
   @property
   def sequence(self) -> bool:
     """Whether the feature's first dimension is its length in tokens."""
@@ -42,6 +48,10 @@ class FileEntry:
   bytes: int
   sha256: str
   head_sha256: str
+
+  def __post_init__(self):
+    if not (is_count(self.records) and is_count(self.bytes)):
+      raise ValueError(f"wrong records or bytes of {self.name}")
 
   @classmethod
   def of(cls, name: str, records: int, content: builtins.bytes) -> FileEntry:
@@ -61,6 +71,10 @@ class SourceShard:
 
   name: str
   examples: int
+
+  def __post_init__(self):
+    if not is_count(self.examples):
+      raise ValueError(f"wrong examples of {self.name}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,26 +126,33 @@ class Manifest:
   layout: str = "preshuffled"
 
   def __post_init__(self):
-    expected = shard_sizes(self.num_examples, self.num_shards)
     checks = {
-      "task": isinstance(self.task, str),
-      "num_shards": self.num_shards >= 1,
-      "block_records": self.block_records >= 1,
       "layout": self.layout == "preshuffled",
+      "task": isinstance(self.task, str),
+      "seed": isinstance(self.seed, int),
+      "base_seed": isinstance(self.base_seed, int),
+      "num_examples": is_count(self.num_examples),
+      "num_shards": is_count(self.num_shards, least=1),
+      "block_records": is_count(self.block_records, least=1),
+      "range_examples": self.range_examples is None or is_count(self.range_examples, least=1),
+      "container": self.container == "array_record",
       "cache_at": self.cache_at in ("placeholder", "end"),
-      "files.records": [f.records for f in self.record_files] == expected.tolist(),
-      "files.lengths": [f.records for f in self.lengths_files] == expected.tolist(),
-      "files.records names": _names(self.record_files)
-      == [records_name(self.split, self.container, s, self.num_shards) for s in range(self.num_shards)],
-      "files.lengths names": _names(self.lengths_files)
-      == [lengths_name(self.split, s, self.num_shards) for s in range(self.num_shards)],
-      "files.descriptions names": _names(self.description_files)
-      == [info_name(self.split), stats_name(self.split)],
-      "source_shards": sum(s.examples for s in self.source_shards) == self.num_examples,
+      "files": len(self.record_files) == len(self.lengths_files) == self.num_shards,
     }
-    wrong = [name for name, right in checks.items() if not right]
-    if wrong:
-      raise ValueError(f"inconsistent {', '.join(wrong)}")
+    _refuse(checks)
+    sizes = shard_sizes(self.num_examples, self.num_shards).tolist()
+    shards = range(self.num_shards)
+    _refuse(
+      {
+        "files.records": [(file.name, file.records) for file in self.record_files]
+        == [(records_name(self.split, self.container, s, self.num_shards), sizes[s]) for s in shards],
+        "files.lengths": [(file.name, file.records) for file in self.lengths_files]
+        == [(lengths_name(self.split, s, self.num_shards), sizes[s]) for s in shards],
+        "files.descriptions": [file.name for file in self.description_files]
+        == [info_name(self.split), stats_name(self.split)],
+        "source_shards": sum(shard.examples for shard in self.source_shards) == self.num_examples,
+      }
+    )
 
   @property
   def sequence_features(self) -> list[str]:
@@ -145,12 +166,15 @@ class Manifest:
 
   def to_json(self) -> str:
     """The manifest file's text: the same bytes for the same manifest."""
+    return canonical_json(self._document(), indent=1) + "\n"
+
+  def _document(self) -> dict[str, Any]:
     fingerprint = {
       "reader_sha256": self.fingerprint.reader_sha256,
       "reader": self.fingerprint.reader,
       "provenance": self.fingerprint.provenance,
     }
-    document = {
+    return {
       "format": FORMAT,
       "format_version": FORMAT_VERSION,
       "order_version": ORDER_VERSION,
@@ -168,7 +192,6 @@ class Manifest:
       "source_shards": [dataclasses.asdict(s) for s in self.source_shards],
       "fingerprint": fingerprint,
     }
-    return canonical_json(document, indent=1) + "\n"
 
   @classmethod
   def from_json(cls, text: str, *, path: object = "manifest") -> Manifest:
@@ -181,7 +204,11 @@ class Manifest:
       document = json.loads(text)
       found = (document["format"], document["format_version"], document["order_version"])
       if found == (FORMAT, FORMAT_VERSION, ORDER_VERSION):
-        return cls._from_document(document)
+        manifest = cls._from_document(document)
+        # Nothing that the file says may go unread.
+        if canonical_json(manifest._document()) != canonical_json(document):
+          raise ValueError("it says more than a manifest does, or says it otherwise")
+        return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise AnystepError(
         ExitCode.DATA,
@@ -236,14 +263,21 @@ _PLAIN_FIELDS = (
 )
 
 
-def _names(files: Sequence[FileEntry]) -> list[str]:
-  return [file.name for file in files]
+def _refuse(checks: Mapping[str, bool]) -> None:
+  wrong = [name for name, right in checks.items() if not right]
+  if wrong:
+    raise ValueError(f"wrong or inconsistent {', '.join(wrong)}")
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> str:
   """JSON with sorted keys and plain ASCII, so that equal values are equal bytes."""
   separators = (",", ": ") if indent else (",", ":")
   return json.dumps(value, sort_keys=True, indent=indent, separators=separators, allow_nan=False)
+
+
+def is_count(value: object, *, least: int = 0) -> bool:
+  """Whether a value from a file is a whole number, no bool, and not below `least`."""
+  return type(value) is int and value >= least
 
 
 def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:

@@ -174,6 +174,9 @@ class Permutation:
 
   def _map(self, x, function):
     values = np.asarray(x)
+    # Of objects are ints that no integer type holds; they are out of range.
+    if values.dtype.kind not in "iuO":
+      raise TypeError(f"Permutation takes integers, not {values.dtype}.")
     if values.size and not (values.min() >= 0 and values.max() < self.n):
       raise IndexError(f"Permutation of [0, {self.n}) takes no {values.min()} to {values.max()}.")
     flat = values.reshape(-1)

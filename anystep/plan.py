@@ -14,7 +14,7 @@ import numpy as np
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, UnitOrder
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import canonical_json
+from anystep.manifest import canonical_json, is_count
 
 PLAN_VERSION = 1
 PADDING_TASK = -1
@@ -44,6 +44,15 @@ class PlannedTask:
   num_units: int
   unit_table: str | None = None
 
+  def __post_init__(self):
+    _validate(
+      fingerprint=isinstance(self.fingerprint, str),
+      manifest_sha256=isinstance(self.manifest_sha256, str),
+      num_shards=is_count(self.num_shards, least=1),
+      block_records=is_count(self.block_records, least=1),
+      num_units=is_count(self.num_units),
+    )
+
   @classmethod
   def of(cls, cache: Cache) -> PlannedTask:
     """What a plan remembers of a cache, whose units are its examples."""
@@ -65,6 +74,9 @@ class SegmentTask:
   quota: int
   first_unit: int
 
+  def __post_init__(self):
+    _validate(quota=is_count(self.quota), first_unit=is_count(self.first_unit))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
@@ -76,6 +88,15 @@ class Segment:
   first_stripe: int
   tasks: Mapping[str, SegmentTask]
   reason: str
+
+  def __post_init__(self):
+    _validate(
+      start_step=is_count(self.start_step),
+      batch_size=is_count(self.batch_size, least=1),
+      lanes=is_count(self.lanes, least=1) and self.batch_size % self.lanes == 0,
+      first_stripe=is_count(self.first_stripe),
+      tasks=len(self.tasks) == 1,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +122,19 @@ class Plan:
   segments: Sequence[Segment]
   packing: str = "none"
   rate_unit: str = "examples"
+
+  def __post_init__(self):
+    _validate(
+      split=isinstance(self.split, str),
+      seed=isinstance(self.seed, int),
+      num_epochs=self.num_epochs is None or is_count(self.num_epochs, least=1),
+      feature_lengths=all(is_count(length) for length in self.feature_lengths.values()),
+      packing=self.packing == "none",
+      rate_unit=self.rate_unit == "examples",
+      segments=len(self.segments) == 1,
+      tasks=all(name in self.tasks for segment in self.segments for name in segment.tasks),
+      num_units=all(task.num_units for task in self.tasks.values()),
+    )
 
   @classmethod
   def start(
@@ -205,7 +239,7 @@ class Plan:
         fix="train for fewer steps or for more epochs",
       )
     segment = self.segment_at(step)
-    wanted = np.arange(segment.batch_size) if rows is None else np.asarray(rows, np.int64)
+    wanted = np.arange(segment.batch_size) if rows is None else checked_rows(rows, segment.batch_size)
     stripes = segment.batch_size // segment.lanes
     lane, stripe = np.divmod(wanted, stripes)
     ((name, part),) = segment.tasks.items()
@@ -299,9 +333,28 @@ class Plan:
     return cls(**document, epoch_policy=policy, tasks=tasks, segments=segments)
 
 
+def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
+  """Row numbers of a batch as `int64`.
+
+  Raises:
+    AnystepError: 78 `rows` for a row that a batch does not have.
+  """
+  rows = np.asarray(rows, np.int64)
+  outside = rows[(rows < 0) | (rows >= batch_size)]
+  _require(not outside.size, "rows", f"0 to {batch_size - 1}", outside.tolist())
+  return rows
+
+
 def default_lanes(batch_size: int, num_shards: int) -> int:
   """M for one task: gcd(B, S), so that a lane reads one residue class of the shards."""
   return math.gcd(batch_size, num_shards)
+
+
+def _validate(**checks: bool) -> None:
+  """Raises a ValueError that names the fields whose checks fail."""
+  wrong = [name for name, right in checks.items() if not right]
+  if wrong:
+    raise ValueError(f"wrong {', '.join(wrong)}")
 
 
 def _require(condition: bool, kind: str, expected: object, got: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, parse_examples
-from anystep.plan import PADDING_TASK, BatchRows, Plan
+from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
 
 STATE_VERSION = 1
 
@@ -57,7 +58,7 @@ def open_stream(
     AnystepError: 66 and 65 as `open_cache`; 76 where a cache is not the one the plan was made for;
       78 `rows` where hosts cannot share a batch.
   """
-  roots = [cache_dirs] if isinstance(cache_dirs, (str, epath.Path)) else list(cache_dirs)
+  roots = [cache_dirs] if isinstance(cache_dirs, (str, os.PathLike)) else list(cache_dirs)
   caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
   plan.check_caches(caches)
   return Stream(
@@ -118,23 +119,30 @@ class Stream(Iterator[Rows]):
     self._transforms = transforms
     self._prefetch_batches = prefetch_batches
     self._pending: collections.deque[concurrent.futures.Future[Rows]] = collections.deque()
-    self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="anystep-stream")
+    self._executor: concurrent.futures.ThreadPoolExecutor | None = None
 
   def __next__(self) -> Rows:
     num_steps = self.plan.num_steps
     if num_steps is not None and self.step >= num_steps:
       self.close()
       raise StopIteration
-    if not self._prefetch_batches:
-      batch = self.batch(self.step)
-    else:
-      last = self.step + self._prefetch_batches
-      for step in range(
-        self.step + len(self._pending), last + 1 if num_steps is None else min(last + 1, num_steps)
-      ):
-        self._pending.append(self._executor.submit(self.batch, step))
-      batch = self._pending.popleft().result()
+    batch = self._next_prefetched(num_steps) if self._prefetch_batches else self.batch(self.step)
     self.step += 1
+    return batch
+
+  def _next_prefetched(self, num_steps: int | None) -> Rows:
+    if self._executor is None:
+      self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="anystep-stream")
+    stop = self.step + self._prefetch_batches + 1
+    for step in range(self.step + len(self._pending), stop if num_steps is None else min(stop, num_steps)):
+      self._pending.append(self._executor.submit(self.batch, step))
+    try:
+      batch = self._pending[0].result()
+    except BaseException:
+      # Who asks again gets this step, made anew, and none of those behind it in its place.
+      self.seek(self.step)
+      raise
+    self._pending.popleft()
     return batch
 
   def batch(self, step: int) -> Rows:
@@ -175,20 +183,24 @@ class Stream(Iterator[Rows]):
     Raises:
       AnystepError: 76 `stream_state` for a state of another form.
     """
-    if state.keys() != {"version", "step"} or state["version"] != STATE_VERSION:
+    step = state.get("step")
+    known = state.keys() == {"version", "step"} and state["version"] == STATE_VERSION
+    if not known or type(step) is not int or step < 0:
       raise AnystepError(
         ExitCode.MISMATCH,
         "stream_state",
-        expected={"version": STATE_VERSION, "step": "int"},
+        expected={"version": STATE_VERSION, "step": "an int >= 0"},
         got=dict(state),
         fix="restore a state that this version's get_state made",
       )
-    self.seek(state["step"])
+    self.seek(step)
 
   def close(self) -> None:
-    """Stops the background thread; the stream can be asked for batches of steps no more."""
+    """Stops the background thread; asking for another batch would start one again."""
     self.seek(self.step)
-    self._executor.shutdown(wait=True)
+    if self._executor is not None:
+      self._executor.shutdown(wait=True)
+      self._executor = None
 
   def __enter__(self) -> Stream:
     return self
@@ -209,7 +221,7 @@ def _row_numbers(rows: slice | Iterable[int] | tuple[int, int], batch_size: int)
     return every_row[rows]
   if isinstance(rows, tuple):
     host, host_count = rows
-    if batch_size % host_count or not 0 <= host < host_count:
+    if host_count < 1 or batch_size % host_count or not 0 <= host < host_count:
       raise AnystepError(
         ExitCode.CONFIG,
         "rows",
@@ -218,4 +230,4 @@ def _row_numbers(rows: slice | Iterable[int] | tuple[int, int], batch_size: int)
         fix=f"use a number of hosts among {[n for n in range(1, batch_size + 1) if batch_size % n == 0]}",
       )
     return every_row.reshape(host_count, -1)[host]
-  return every_row[np.asarray(list(rows), np.int64)]
+  return checked_rows(np.asarray(list(rows), np.int64), batch_size)

@@ -1,0 +1,239 @@
+"""Imports go one way, have no effect, and the library reads caches where nothing else is installed."""
+
+import ast
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import caches
+import pytest
+
+import anystep
+import oracle
+from anystep.digest import batch_digest
+from anystep.plan import Plan
+from anystep.stream import open_stream
+
+HEAVY = {"tensorflow", "apache_beam", "jax", "jaxlib", "seqio", "flax"}
+LIBRARY_MODULES = sorted(
+  path.stem for path in pathlib.Path(anystep.__file__).parent.glob("*.py") if not path.stem.startswith("__")
+)
+# What each folder must not import, in a function or outside.
+FORBIDDEN = {
+  "anystep": {"anystep.tasks", "anystep.cache_job", "anystep.train"},
+  "tasks": {"anystep.cache_job", "anystep.train"},
+  "cache_job": {"anystep.train"},
+  "train": {"anystep.cache_job"},
+}
+
+
+def run_python(checkout, cwd, *arguments, **environment):
+  """Runs Python on this checkout and returns its stdout; nothing may stand on stderr."""
+  done = subprocess.run(
+    [sys.executable, *map(str, arguments)],
+    cwd=cwd,
+    env={**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+    capture_output=True,
+    check=False,
+    timeout=120,
+  )
+  assert (done.returncode, done.stderr.decode()) == (0, "")
+  return done.stdout
+
+
+def imports_of(source, *, package, top_level_only=False):
+  """Dotted names that a module of `package` imports: `from a import b` gives a and a.b."""
+  found = set()
+
+  def visit(node, outside_functions):
+    if isinstance(node, ast.Import):
+      found.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      base = node.module or ""
+      if node.level:
+        above = package.split(".")[: len(package.split(".")) - node.level + 1]
+        base = ".".join([*above, *([base] if base else [])])
+      found.update({base, *(f"{base}.{alias.name}" for alias in node.names)})
+    for child in ast.iter_child_nodes(node):
+      inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+      if outside_functions and not (top_level_only and inside):
+        visit(child, outside_functions)
+
+  visit(ast.parse(source), True)
+  return found
+
+
+def within(name, packages):
+  """Whether a dotted name is one of the packages or lies in one."""
+  return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.parametrize(
+  ("source", "found"),
+  [
+    ("import a.b as c, d", {"a.b", "d"}),
+    ("from a import b, c", {"a", "a.b", "a.c"}),
+    ("from . import b", {"x.y", "x.y.b"}),
+    ("from .. import b", {"x", "x.b"}),
+    ("from ..z import b", {"x.z", "x.z.b"}),
+    ("if True:\n  import a", {"a"}),
+    ("class A:\n  import a", {"a"}),
+    ("try:\n  import a\nexcept ImportError:\n  import b", {"a", "b"}),
+    ("def f():\n  import a", {"a"}),
+  ],
+)
+def test_imports_are_found_wherever_they_stand(source, found):
+  assert imports_of(source, package="x.y") == found
+
+
+def test_imports_inside_functions_can_be_told_from_others():
+  source = "import a\ndef f():\n  import b\nclass C:\n  import c\n  async def g(self):\n    import d"
+  assert imports_of(source, package="x", top_level_only=True) == {"a", "c"}
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_imports_go_one_way(checkout, folder):
+  package = "anystep" if folder == "anystep" else f"anystep.{folder}"
+  modules = sorted((checkout / folder).rglob("*.py"))
+  assert len(modules) > 2
+  for path in modules:
+    for name in imports_of(path.read_text(), package=package):
+      assert not within(name, FORBIDDEN[folder]), f"{path} imports {name}"
+      # In a checkout the folders could be imported by their bare names, installed they cannot.
+      assert not within(name, {"tasks", "cache_job", "train"}), f"{path} imports {name}"
+
+
+def test_the_library_imports_nothing_heavy_at_module_level(checkout):
+  assert {"cache", "plan", "stream"} <= set(LIBRARY_MODULES)
+  for module in ("__init__", *LIBRARY_MODULES):
+    source = (checkout / "anystep" / f"{module}.py").read_text()
+    for name in imports_of(source, package="anystep", top_level_only=True):
+      assert not within(name, HEAVY), f"anystep/{module}.py imports {name}"
+
+
+def test_the_package_under_test_is_the_checkouts(checkout):
+  assert anystep.__file__ == str(checkout / "anystep" / "__init__.py")
+
+
+def test_public_names_are_there_and_sorted():
+  assert list(anystep.__all__) == sorted(anystep.__all__)
+  assert {"Cache", "Permutation", "Plan", "Stream", "open_cache", "open_stream"} <= set(anystep.__all__)
+  for name in anystep.__all__:
+    assert getattr(anystep, name).__module__.startswith("anystep."), name
+
+
+READER = """
+  import importlib.util, json, sys
+
+  class Without:
+    def __init__(self, finder):
+      self.finder = finder
+
+    def __getattr__(self, name):
+      return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+      return None if name.partition(".")[0] in %(heavy)r else self.finder.find_spec(name, path, target)
+
+  sys.meta_path[:] = map(Without, sys.meta_path)
+  assert not any(map(importlib.util.find_spec, %(heavy)r))
+  for module in %(modules)r:
+    importlib.import_module(f"anystep.{module}")
+  from anystep.cache import open_cache
+  from anystep.converters import EncoderDecoderConverter
+  from anystep.digest import batch_digest
+  from anystep.plan import Plan
+  from anystep.stream import open_stream
+
+  cache = open_cache(sys.argv[1], "demo", "train")
+  cache.verify()
+  plan = Plan.start(cache, batch_size=12, num_epochs=3, feature_lengths=json.loads(sys.argv[2]))
+  with open_stream(plan, sys.argv[1]) as stream:
+    digests = [batch_digest(batch) for batch in stream]
+  with open_stream(plan, sys.argv[1], feature_converter=EncoderDecoderConverter()) as stream:
+    names = sorted(next(stream))
+  print(json.dumps({"digests": digests, "plan": plan.sha256, "names": names, "7": cache[7]["number"].item()}))
+"""
+
+
+def reader_script():
+  return textwrap.dedent(READER) % {"heavy": HEAVY, "modules": LIBRARY_MODULES}
+
+
+def test_a_cache_is_read_where_nothing_else_is_installed(checkout, shared_cache, tmp_path):
+  lengths = json.dumps(caches.FEATURE_LENGTHS)
+  found = json.loads(run_python(checkout, tmp_path, "-c", reader_script(), shared_cache.root, lengths))
+  plan = Plan.start(shared_cache.open(), batch_size=12, num_epochs=3, feature_lengths=caches.FEATURE_LENGTHS)
+  with open_stream(plan, [shared_cache.root]) as stream:
+    assert found == {
+      "digests": [batch_digest(batch) for batch in stream],
+      "plan": plan.sha256,
+      "names": [
+        "decoder_input_tokens",
+        "decoder_loss_weights",
+        "decoder_target_tokens",
+        "encoder_input_tokens",
+      ],
+      "7": int(shared_cache.examples[7]["number"]),
+    }
+
+
+# In a process of its own: others may have imported, defined and registered before.
+EFFECTS = """
+  import sys
+  from absl import flags
+  before = set(flags.FLAGS)
+  import importlib
+  for name in sys.argv[1:]:
+    importlib.import_module(name)
+  assert set(flags.FLAGS) == before, set(flags.FLAGS) - before
+  heavy = %(heavy)r & sys.modules.keys()
+  assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+  "modules",
+  [
+    ["anystep", "anystep.tasks", "anystep.cache_job", "anystep.train"],
+    [f"anystep.{module}" for module in LIBRARY_MODULES],
+  ],
+  ids=["packages", "library"],
+)
+def test_importing_defines_no_flags_loads_nothing_heavy_and_prints_nothing(checkout, tmp_path, modules):
+  """Where SeqIO is not loaded, nothing can have been registered in it."""
+  script = textwrap.dedent(EFFECTS) % {"heavy": HEAVY}
+  assert run_python(checkout, tmp_path, "-c", script, *modules) == b""
+
+
+@pytest.mark.parametrize("output_format", ["jsonl", "text"])
+def test_what_was_at_is_the_same_bytes_in_any_surroundings(checkout, shared_cache, tmp_path, output_format):
+  other = tmp_path / "Zürich 2"
+  other.mkdir()
+  surroundings = [
+    (tmp_path, {"PYTHONHASHSEED": "1", "LC_ALL": "C", "TZ": "UTC", "COLUMNS": "20"}),
+    (other, {"PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8", "TZ": "Asia/Kathmandu", "COLUMNS": "200"}),
+  ]
+  arguments = [
+    *("-m", "anystep.data_main", "what-was-at", f"--cache_dir={shared_cache.root}", "--task=demo"),
+    *("--batch_size=12", "--steps=2:9", "--seed=5", f"--format={output_format}"),
+  ]
+  one, two = (run_python(checkout, cwd, *arguments, **environment) for cwd, environment in surroundings)
+  assert one == two
+  if output_format == "jsonl":
+    rows = [json.loads(line) for line in one.splitlines()]
+    assert rows == oracle.what_was_at(shared_cache.manifest, 12, 2, 9, seed=5)
+  else:
+    assert len(one.splitlines()) == 84
+
+
+def test_plans_and_batches_are_the_same_in_any_surroundings(checkout, shared_cache, tmp_path):
+  arguments = ["-c", reader_script(), shared_cache.root, json.dumps(caches.FEATURE_LENGTHS)]
+  one, two = (
+    run_python(checkout, cwd, *arguments, PYTHONHASHSEED=seed, LC_ALL=locale, TZ=zone)
+    for cwd, seed, locale, zone in [(tmp_path, "1", "C", "UTC"), (checkout, "2", "C.UTF-8", "Asia/Kathmandu")]
+  )
+  assert one == two
