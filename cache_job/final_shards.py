@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import uuid
 from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
 from anystep import containers, names
-from anystep.cache_job.spill import SplitJob, spill_path
+from anystep.cache_job.spill import SplitJob, publish, publish_array, spill_path
 from anystep.manifest import FileEntry, canonical_json, default_num_shards, shard_sizes
 from anystep.permutation import Permutation
 
@@ -45,12 +43,14 @@ def plan_final_shards(job: SplitJob, source_examples: Sequence[int]) -> list[Fin
 
 
 def read_shard_files(directory: epath.PathLike, shard: int) -> ShardFiles | None:
-  """A shard's files; None where it is not finished."""
+  """A shard's files; None where it is not finished, or where a job that was stopped has moved it away."""
   try:
     document = json.loads(_description_path(directory, shard).read_text())
   except FileNotFoundError:
     return None
-  return ShardFiles(**{name: FileEntry(**entry) for name, entry in document.items()})
+  files = ShardFiles(**{name: FileEntry(**entry) for name, entry in document.items()})
+  present = all((epath.Path(directory) / entry.name).exists() for entry in (files.records, files.lengths))
+  return files if present else None
 
 
 def write_final_shard(work: FinalShard) -> ShardFiles:
@@ -60,23 +60,19 @@ def write_final_shard(work: FinalShard) -> ShardFiles:
   if finished is not None:
     return finished
   records, lengths = _gather(work)
-  records_name = names.records_name(job.split, containers.ARRAY_RECORD, work.shard, work.num_shards)
-  lengths_name = names.lengths_name(job.split, work.shard, work.num_shards)
-  npy = io.BytesIO()
-  np.save(npy, lengths, allow_pickle=False)
-  files = ShardFiles(
-    records=_publish(
-      epath.Path(job.directory) / records_name,
-      len(records),
-      lambda path: containers.write_array_record(
-        path, records, options=containers.array_record_options(job.block_records)
-      ),
-    ),
-    lengths=_publish(
-      epath.Path(job.directory) / lengths_name, len(records), lambda path: path.write_bytes(npy.getvalue())
-    ),
+  directory, options = epath.Path(job.directory), containers.array_record_options(job.block_records)
+  records_path = directory / names.records_name(
+    job.split, containers.ARRAY_RECORD, work.shard, work.num_shards
   )
-  _description_path(job.directory, work.shard).write_text(canonical_json(dataclasses.asdict(files)))
+  lengths_path = directory / names.lengths_name(job.split, work.shard, work.num_shards)
+  publish(records_path, lambda path: containers.write_array_record(path, records, options=options))
+  publish_array(lengths_path, lengths)
+  files = ShardFiles(
+    records=FileEntry.of(records_path.name, len(records), records_path.read_bytes()),
+    lengths=FileEntry.of(lengths_path.name, len(records), lengths_path.read_bytes()),
+  )
+  description = canonical_json(dataclasses.asdict(files))
+  publish(_description_path(directory, work.shard), lambda path: path.write_text(description))
   return files
 
 
@@ -103,15 +99,6 @@ def _gather(work: FinalShard) -> tuple[list[bytes], np.ndarray]:
     for row, start, stop in zip(rows, offsets[places], offsets[places + 1], strict=True):
       records[row] = content[start:stop].tobytes()
   return records.tolist(), lengths
-
-
-def _publish(path: epath.Path, records: int, write) -> FileEntry:
-  """Writes a file under a name of its own first: two workers on the same shard never share one."""
-  attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-  write(attempt)
-  entry = FileEntry.of(path.name, records, attempt.read_bytes())
-  attempt.replace(path)
-  return entry
 
 
 def _description_path(directory: epath.PathLike, shard: int) -> epath.Path:

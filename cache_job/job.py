@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import apache_beam as beam
@@ -16,13 +17,22 @@ from etils import epath
 from anystep import containers, names
 from anystep.cache import open_cache, read_completed
 from anystep.cache_job.final_shards import plan_final_shards, read_shard_files, write_final_shard
-from anystep.cache_job.spill import Spill, SplitJob, read_spill, spill_path, write_spill
+from anystep.cache_job.spill import (
+  Spill,
+  SplitJob,
+  failure_path,
+  read_failure,
+  read_spill,
+  spill_path,
+  write_spill,
+)
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
 from anystep.progress import Progress
-from anystep.tasks.fingerprint import check_reader, fingerprint
+from anystep.tasks.fingerprint import cached_preprocessors, check_reader, fingerprint
 
 _Result = TypeVar("_Result")
+_Item = tuple[SplitJob, int]
 
 _BUILDING = ".building"
 _POLL_SECONDS = 0.5
@@ -83,8 +93,34 @@ def _is_complete(task: seqio.Task, options: CacheOptions) -> bool:
   if not set(task.splits) <= completed.keys():
     return False
   for split in task.splits:
-    check_reader(task, open_cache(options.cache_dir, task.name, split).manifest)
+    manifest = open_cache(options.cache_dir, task.name, split).manifest
+    _check_options(task, manifest, options)
+    check_reader(task, manifest)
   return True
+
+
+def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
+  """Refuses to leave a complete cache that was made otherwise than is asked now."""
+  asked = {
+    "seed": options.seed,
+    "base_seed": options.base_seed,
+    "block_records": options.block_records,
+    "num_shards": options.num_shards or manifest.num_shards,
+    "cache_at": options.cache_at if task.supports_caching else "end",
+    "task_feature_lengths": options.task_feature_lengths,
+  }
+  for name, value in asked.items():
+    if getattr(manifest, name) != value:
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "cache_options",
+        task=manifest.task,
+        split=manifest.split,
+        option=name,
+        expected=value,
+        got=getattr(manifest, name),
+        fix="ask for the options that the cache was made with, or make it anew with --overwrite",
+      )
 
 
 def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
@@ -97,6 +133,7 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
       split=split,
       fix="check that the source's files are where the task looks for them",
     )
+  _check_lengths(task, options)
   directory = names.task_directory(options.cache_dir, task.name)
   job = SplitJob(
     task=task.name,
@@ -117,6 +154,25 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
   return dataclasses.replace(job, directory=str(building))
 
 
+def _check_lengths(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to run preprocessors that take feature lengths without any."""
+  cache_at = options.cache_at if task.supports_caching else "end"
+  if options.task_feature_lengths is not None:
+    return
+  for preprocessor in cached_preprocessors(task, cache_at):
+    parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "task_feature_lengths",
+        task=task.name,
+        preprocessor=seqio.utils.function_name(preprocessor),
+        expected="the lengths that the examples are cached for",
+        got="none",
+        fix='name them, as --task_feature_lengths=\'{"inputs": 512, "targets": 114}\'',
+      )
+
+
 def _fingerprint(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Fingerprint:
   return fingerprint(
     task,
@@ -130,7 +186,17 @@ def _fingerprint(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Fing
 def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
     epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-  with _Watcher(jobs), beam.Pipeline(options=PipelineOptions(list(options.pipeline_options))) as pipeline:
+    failure_path(job.directory).unlink(missing_ok=True)
+  try:
+    with _Watcher(jobs):
+      _run(jobs, options)
+  except Exception as error:
+    failures = [failure for job in jobs if (failure := read_failure(job.directory))]
+    raise (failures[0] if failures else error) from error
+
+
+def _run(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
+  with beam.Pipeline(options=PipelineOptions(list(options.pipeline_options))) as pipeline:
     for job in jobs:
       label = f"{job.task}/{job.split}"
       spills = (
@@ -161,19 +227,26 @@ def _finish(task: seqio.Task, jobs: Sequence[SplitJob], options: CacheOptions) -
   directory = names.task_directory(options.cache_dir, task.name)
   manifests = {job.split: _describe(task, job, options) for job in jobs}
   (directory / names.COMPLETED).unlink(missing_ok=True)
-  for path in directory.iterdir():
-    if path.name != _BUILDING:
-      path.unlink()
   for job in jobs:
-    for entry in manifests[job.split].files:
+    manifest = manifests[job.split]
+    for entry in manifest.files:
       (epath.Path(job.directory) / entry.name).replace(directory / entry.name)
-    (directory / names.manifest_name(job.split)).write_text(manifests[job.split].to_json())
+    (directory / names.manifest_name(job.split)).write_text(manifest.to_json())
+    _remove_foreign_shards(directory, manifest)
   completed = [
     f"{split} {hashlib.sha256(manifest.to_json().encode()).hexdigest()}\n"
     for split, manifest in sorted(manifests.items())
   ]
   (directory / names.COMPLETED).write_text("".join(completed))
   (directory / _BUILDING).rmtree()
+
+
+def _remove_foreign_shards(directory: epath.Path, manifest: Manifest) -> None:
+  """Removes shards of the cache that was here before, which no reader could tell from this one's."""
+  pattern, kept = names.shard_pattern(manifest.split), {entry.name for entry in manifest.files}
+  for path in directory.iterdir():
+    if pattern.match(path.name) and path.name not in kept:
+      path.unlink()
 
 
 def _describe(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifest:
@@ -265,35 +338,51 @@ class _Watcher:
 
   def _watch(self) -> None:
     source_shards = [(job, k) for job in self._jobs for k in range(len(job.source_shards))]
-    with Progress("preprocess", total=len(source_shards), unit="source shards") as progress:
-      while True:
-        stopped = self._stopped.wait(_POLL_SECONDS)
-        counts = [self._spilled(job, k) for job, k in source_shards]
-        finished = sum(done for done, _ in counts)
-        examples = sum(count for _, count in counts)
-        progress.update(finished, examples=f"{examples:,}")
-        if stopped or finished == len(source_shards):
-          break
+    examples = self._follow("preprocess", "source shards", source_shards, _spilled_examples, _heartbeat)
+    if len(examples) < len(source_shards):
+      return
     shards = [
       (job, work.shard)
       for job in self._jobs
-      for work in plan_final_shards(job, [self._spilled(job, k)[1] for k in range(len(job.source_shards))])
+      for work in plan_final_shards(job, [examples[job, k] for k in range(len(job.source_shards))])
     ]
-    with Progress("write", total=len(shards), unit="shards") as progress:
-      while True:
-        stopped = stopped or self._stopped.wait(_POLL_SECONDS)
-        files = [read_shard_files(job.directory, shard) for job, shard in shards]
-        examples = sum(file.records.records for file in files if file)
-        finished = sum(file is not None for file in files)
-        progress.update(finished, examples=f"{examples:,}")
+    self._follow("write", "shards", shards, _written_examples, lambda job, shard: 0)
+
+  def _follow(
+    self,
+    description: str,
+    unit: str,
+    items: Sequence[_Item],
+    finished_examples: Callable[[SplitJob, int], int | None],
+    examples_so_far: Callable[[SplitJob, int], int],
+  ) -> dict[_Item, int]:
+    """Shows progress until all items are finished or the job ends; returns the finished ones' examples."""
+    finished: dict[_Item, int] = {}
+    with Progress(description, total=len(items), unit=unit) as progress:
+      while len(finished) < len(items):
+        stopped = self._stopped.wait(_POLL_SECONDS)
+        unfinished = [item for item in items if item not in finished]
+        found = {item: finished_examples(*item) for item in unfinished}
+        finished.update({item: count for item, count in found.items() if count is not None})
+        running = sum(examples_so_far(*item) for item, count in found.items() if count is None)
+        progress.update(len(finished), examples=f"{sum(finished.values()) + running:,}")
         if stopped:
           break
+    return finished
 
-  def _spilled(self, job: SplitJob, source_shard: int) -> tuple[bool, int]:
-    spill = read_spill(job.directory, source_shard)
-    if spill is not None:
-      return True, spill.examples
-    try:
-      return False, int(spill_path(job.directory, source_shard, "progress").read_text() or 0)
-    except FileNotFoundError:
-      return False, 0
+
+def _spilled_examples(job: SplitJob, source_shard: int) -> int | None:
+  spill = read_spill(job.directory, source_shard)
+  return None if spill is None else spill.examples
+
+
+def _heartbeat(job: SplitJob, source_shard: int) -> int:
+  try:
+    return int(spill_path(job.directory, source_shard, "progress").read_text() or 0)
+  except FileNotFoundError:
+    return 0
+
+
+def _written_examples(job: SplitJob, shard: int) -> int | None:
+  files = read_shard_files(job.directory, shard)
+  return None if files is None else files.records.records

@@ -108,27 +108,39 @@ def select_tasks(included: Sequence[str], excluded: Sequence[str]) -> list[str]:
   """Registered tasks that match an included pattern and no excluded one, whole names.
 
   Raises:
-    AnystepError: 64 `task_unknown` where a pattern matches none.
+    AnystepError: 64 `task_unknown` where a pattern is none or matches none, or nothing is left.
   """
   import seqio
 
   registered = sorted(seqio.TaskRegistry.names())
+  for pattern in [*included, *excluded]:
+    try:
+      re.compile(pattern)
+    except re.error as error:
+      raise _unknown(pattern, registered, f"a regular expression ({error})") from error
   for pattern in included:
     if not any(re.fullmatch(pattern, name) for name in registered):
-      raise AnystepError(
-        ExitCode.USAGE,
-        "task_unknown",
-        expected="a registered task",
-        got=pattern,
-        nearest=nearest(pattern, registered) or "none is registered",
-        fix="correct --tasks, or name the module that registers it with --module_import",
-      )
-  return [
+      raise _unknown(pattern, registered, "a registered task")
+  selected = [
     name
     for name in registered
     if any(re.fullmatch(pattern, name) for pattern in included)
     and not any(re.fullmatch(pattern, name) for pattern in excluded)
   ]
+  if not selected:
+    raise _unknown(",".join(included), registered, "a task that --excluded_tasks leaves")
+  return selected
+
+
+def _unknown(pattern: str, registered: Sequence[str], expected: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.USAGE,
+    "task_unknown",
+    expected=expected,
+    got=pattern,
+    nearest=nearest(pattern, registered) or "none is registered",
+    fix="correct --tasks, or name the module that registers it with --module_import",
+  )
 
 
 def _lengths(text: str | None) -> dict[str, int] | None:

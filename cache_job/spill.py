@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,10 @@ from anystep.permutation import round_keys
 from anystep.tasks.modules import import_modules
 
 _HEARTBEAT_SECONDS = 1.0
+_building = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SplitJob:
   """What the workers need to know to cache one split of one task."""
 
@@ -82,8 +85,46 @@ def write_spill(job: SplitJob, source_shard: int) -> Spill:
   try:
     return _write_spill(job, source_shard)
   except Exception as error:
-    error.add_note(f"task={job.task} split={job.split} source_shard={job.source_shards[source_shard]}")
-    raise
+    failure = error if isinstance(error, AnystepError) else _preprocessor_failed(error)
+    failure.fields |= {
+      "task": job.task,
+      "split": job.split,
+      "source_shard": job.source_shards[source_shard],
+    }
+    # Runners hand the parent some text of what a worker raised, and each another; this it reads itself.
+    publish(failure_path(job.directory), lambda path: path.write_text(_failure_json(failure)))
+    raise failure from error
+
+
+def failure_path(directory: epath.PathLike) -> epath.Path:
+  """Where a worker that failed says why."""
+  return epath.Path(directory) / "failure.json"
+
+
+def read_failure(directory: epath.PathLike) -> AnystepError | None:
+  """What a worker failed of; None where none did."""
+  try:
+    document = json.loads(failure_path(directory).read_text())
+  except FileNotFoundError:
+    return None
+  code = ExitCode(document["code"])
+  return AnystepError(code, document["kind"], fix=document["fix"], **document["fields"])
+
+
+def _failure_json(failure: AnystepError) -> str:
+  fields = {name: str(value) for name, value in failure.fields.items()}
+  return canonical_json(
+    {"code": int(failure.code), "kind": failure.kind, "fix": failure.fix, "fields": fields}
+  )
+
+
+def _preprocessor_failed(error: Exception) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "preprocessor_failed",
+    got=" ".join(f"{type(error).__name__}: {error}".split()),
+    fix="mend the task's source or preprocessor, and run the same command again; what is finished is kept",
+  )
 
 
 def _write_spill(job: SplitJob, source_shard: int) -> Spill:
@@ -96,15 +137,19 @@ def _write_spill(job: SplitJob, source_shard: int) -> Spill:
   sequences = sorted(name for name, feature in features.items() if feature.sequence)
   counter = _TokenCounter(task.output_features, features)
   offsets, lengths = [0], []
-  with spill_path(job.directory, source_shard, "records").open("wb") as file:
-    for example in _with_heartbeat(dataset.as_numpy_iterator(), job, source_shard):
-      record = serialize_example(example)
-      file.write(record)
-      offsets.append(offsets[-1] + len(record))
-      lengths.append([len(example[name]) for name in sequences])
-      counter.add(example)
-  _save(spill_path(job.directory, source_shard, "offsets.npy"), np.array(offsets, np.uint64))
-  _save(
+
+  def write_records(path: epath.Path) -> None:
+    with path.open("wb") as file:
+      for example in _with_heartbeat(dataset.as_numpy_iterator(), job, source_shard):
+        record = serialize_example(example)
+        file.write(record)
+        offsets.append(offsets[-1] + len(record))
+        lengths.append([len(example[name]) for name in sequences])
+        counter.add(example)
+
+  publish(spill_path(job.directory, source_shard, "records"), write_records)
+  publish_array(spill_path(job.directory, source_shard, "offsets.npy"), np.array(offsets, np.uint64))
+  publish_array(
     spill_path(job.directory, source_shard, "lengths.npy"),
     np.array(lengths, np.uint32).reshape(len(lengths), len(sequences)),
   )
@@ -115,8 +160,26 @@ def _write_spill(job: SplitJob, source_shard: int) -> Spill:
     tokens=counter.tokens,
     max_tokens=counter.max_tokens,
   )
-  spill_path(job.directory, source_shard, "json").write_text(canonical_json(dataclasses.asdict(spill)))
+  description = canonical_json(dataclasses.asdict(spill))
+  publish(spill_path(job.directory, source_shard, "json"), lambda path: path.write_text(description))
   return spill
+
+
+def publish(path: epath.Path, write: Callable[[epath.Path], object]) -> None:
+  """Writes a file under a name of its own and then gives it its name.
+
+  So a file that is there is whole, and a worker that is run twice shares no file with its double.
+  """
+  attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+  write(attempt)
+  attempt.replace(path)
+
+
+def publish_array(path: epath.Path, array: np.ndarray) -> None:
+  """Publishes an array as `.npy`."""
+  content = io.BytesIO()
+  np.save(content, array, allow_pickle=False)
+  publish(path, lambda attempt: attempt.write_bytes(content.getvalue()))
 
 
 def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) -> int:
@@ -134,17 +197,19 @@ def _preprocessed(task: Any, job: SplitJob, source_shard: int) -> Any:
   import tensorflow as tf
 
   seed = preprocess_seed(job.task, job.split, job.base_seed, source_shard)
-  tf.random.set_seed(0)
-  dataset = task.source.get_dataset(
-    split=job.split,
-    shuffle=False,
-    seed=seed,
-    shard_info=seqio.ShardInfo(index=source_shard, num_shards=len(job.source_shards)),
-  )
-  dataset = task.preprocess_precache(dataset, seed=seed)
-  if job.cache_at == "end" or not task.supports_caching:
-    dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
-  return dataset.prefetch(tf.data.AUTOTUNE)
+  # TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.
+  with _building:
+    tf.random.set_seed(0)
+    dataset = task.source.get_dataset(
+      split=job.split,
+      shuffle=False,
+      seed=seed,
+      shard_info=seqio.ShardInfo(index=source_shard, num_shards=len(job.source_shards)),
+    )
+    dataset = task.preprocess_precache(dataset, seed=seed)
+    if job.cache_at == "end" or not task.supports_caching:
+      dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def _describe(element_spec: Any, task: str) -> dict[str, Feature]:
@@ -196,9 +261,3 @@ def _with_heartbeat(examples: Iterator[Any], job: SplitJob, source_shard: int) -
     if time.monotonic() >= next_seconds:
       path.write_text(str(count + 1))
       next_seconds = time.monotonic() + _HEARTBEAT_SECONDS
-
-
-def _save(path: epath.Path, array: np.ndarray) -> None:
-  content = io.BytesIO()
-  np.save(content, array, allow_pickle=False)
-  path.write_bytes(content.getvalue())

@@ -9,6 +9,8 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import math
+import os
 import platform
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +112,8 @@ def describe(value: Any) -> Any:
 
 
 def _describe(value: Any, seen: tuple[int, ...]) -> Any:
+  if isinstance(value, float) and not math.isfinite(value):
+    return {"float": str(value)}
   if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
     return value
   if id(value) in seen:
@@ -119,6 +123,8 @@ def _describe(value: Any, seen: tuple[int, ...]) -> Any:
     return {"enum": f"{_qualified_name(type(value))}.{value.name}"}
   if isinstance(value, bytes):
     return {"bytes_sha256": hashlib.sha256(value).hexdigest()}
+  if isinstance(value, np.ndarray) and value.dtype.hasobject:
+    return {"array": "objects", "values": again(value.tolist())}
   if isinstance(value, (np.ndarray, np.generic)):
     return {"array": str(value.dtype), "shape": list(value.shape), "sha256": _sha256(value.tobytes())}
   if isinstance(value, Mapping):
@@ -142,7 +148,21 @@ def _describe(value: Any, seen: tuple[int, ...]) -> Any:
   if dataclasses.is_dataclass(value):
     fields = {field.name: again(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return {"object": _qualified_name(type(value)), "fields": fields}
-  return {"object": _qualified_name(type(value)), "fields": again(getattr(value, "__dict__", {}))}
+  if hasattr(value, "numpy"):
+    return again(np.asarray(value))
+  return _object(value, again)
+
+
+def _object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
+  """An object by its class, its attributes or else its repr, and its code where it can be called."""
+  described: dict[str, Any] = {"object": _qualified_name(type(value))}
+  if hasattr(value, "__dict__"):
+    described["fields"] = again(vars(value))
+  elif type(value).__repr__ is not object.__repr__:
+    described["repr"] = repr(value)
+  if callable(value) and isinstance(type(value).__call__, types.FunctionType):
+    described["call"] = again(type(value).__call__)
+  return described
 
 
 def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict[str, Any]:
@@ -193,8 +213,13 @@ def _source(function: types.FunctionType) -> str:
     columns = {column for _, _, column, _ in code.co_positions() if column is not None}
     nodes = [node for node in nodes if _body_column(node) in columns] or nodes
   if not nodes:
-    return "bytecode:" + _sha256(code.co_code + repr(code.co_names).encode())
+    return "bytecode:" + _sha256(repr(_code_parts(code)).encode())
   return ast.unparse(_without_docstrings(nodes[0]))
+
+
+def _code_parts(code: types.CodeType) -> list[Any]:
+  constants = [_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+  return [code.co_code, code.co_names, constants]
 
 
 def _body_column(node: Any) -> int:
@@ -234,8 +259,20 @@ def _vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
     "unk_id": vocabulary.unk_id,
   }
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    described["content_sha256"] = _sha256(vocabulary.sp_model)
-  return described
+    return described | {"content_sha256": _sha256(vocabulary.sp_model)}
+  return described | {"values": _plain_attributes(vocabulary)}
+
+
+def _plain_attributes(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
+  """What a vocabulary of another kind is made of: its plain values, files by their content."""
+  attributes = {}
+  for name, value in sorted(vars(vocabulary).items()):
+    if isinstance(value, str) and os.path.isfile(value):
+      with open(value, "rb") as file:
+        attributes[name] = _sha256(file.read())
+    elif isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)):
+      attributes[name] = describe(value)
+  return attributes
 
 
 def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def import_modules(names: Iterable[str]) -> None:
     AnystepError: 78 `module_import`, with what the import said.
   """
   here = os.getcwd()
-  if here not in sys.path:
+  if sys.path[:1] != [here]:
     sys.path.insert(0, here)
   for name in names:
     try:

@@ -113,6 +113,9 @@ def span_corruption_chunk(
 ) -> int:
   """The longest chunk whose corrupted inputs and targets fit.
 
+  Raises:
+    AnystepError: 78 `feature_length` where none does.
+
   >>> span_corruption_chunk(511, 113)
   568
   """
@@ -122,6 +125,14 @@ def span_corruption_chunk(
     return tokens - num_noise + num_spans <= inputs_tokens and num_noise + num_spans <= targets_tokens
 
   chunk = 2
+  if not fits(chunk):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_length",
+      expected="room for two tokens, one of them corrupted, and their sentinels",
+      got={"inputs": inputs_tokens, "targets": targets_tokens},
+      fix="lengthen TASK_FEATURE_LENGTHS",
+    )
   while fits(chunk + 1):
     chunk += 1
   return chunk

@@ -24,6 +24,17 @@ _PAIRS_PER_KEYS = 4
 _CHECKED_RECORDS = 32
 _patch_lock = threading.Lock()
 
+_PROBLEMS = {
+  "preprocessor_not_one_to_one": {
+    "expected": "one example to one, whatever stands beside it",
+    "fix": "cache the task with --cache_at=end: what joins, splits or drops examples cannot run at reading",
+  },
+  "preprocessor_unseeded": {
+    "expected": "random draws through seqio.map_over_dataset(num_seeds=n) alone",
+    "fix": "take the seeds that seqio.map_over_dataset passes and use TensorFlow's stateless_* functions",
+  },
+}
+
 
 def map_seeds(
   task: str, split: str, seed: int, preprocessor: int, records: Records, num_seeds: int
@@ -92,7 +103,7 @@ class TaskReader:
         task=self._task.name,
         expected=f"{len(records.indices)} examples",
         got=sorted(found),
-        fix="cache the task with --cache_at=end: what joins, splits or drops examples cannot run at reading",
+        fix=_PROBLEMS["preprocessor_not_one_to_one"]["fix"],
       )
     return result
 
@@ -104,6 +115,7 @@ class TaskReader:
     }
 
     def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Mapping[str, Any]:
+      tf.random.set_seed(graph_seed)
       dataset = tf.data.Dataset.from_tensor_slices(features)
       for p, preprocessor in enumerate(self._preprocessors[:num_preprocessors]):
         feed = _SeedFeed(seeds.get(str(p)))
@@ -112,10 +124,11 @@ class TaskReader:
       if num_preprocessors == len(self._preprocessors):
         dataset = self._task._validate_preprocessing(dataset)
       # One batch of everything: a step's rows are few, and more than came in must not go unseen.
-      return dataset.ragged_batch(tf.int32.max).get_single_element()
+      batches = dataset.ragged_batch(tf.int32.max)
+      nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
+      return batches.concatenate(nothing).take(1).get_single_element()
 
     with tf.device("/CPU:0"):
-      tf.random.set_seed(graph_seed)
       # As SeqIO builds its datasets: tf.data converts the functions that it maps, and nothing else is. What
       # tf.function would convert besides, SeqIO and this module, costs seconds.
       specs = (features, seeds)
@@ -144,64 +157,50 @@ class TaskReader:
     return counts
 
   def _check(self, cache: Cache) -> None:
-    """Refuses preprocessors that make, join or drop examples, or draw without a seed."""
-    indices = np.arange(min(_CHECKED_RECORDS, len(cache)))
-    batch, records = cache.read(indices), Records(np.zeros_like(indices), indices)
-    together = self._rows_of(self._run, batch, records)
-    alone = [
-      row
-      for index in indices.tolist()
-      for row in self._rows_of(
-        self._run, cache.read([index]), Records(np.zeros(1, np.int64), indices[index : index + 1])
-      )
-    ]
-    if together != alone or len(together) != len(indices):
-      self._name_culprit(
-        "preprocessor_not_one_to_one",
-        lambda function: (
-          len(self._rows_of(function, batch, records)) == len(indices)
-          and self._rows_of(function, batch, records)[:1]
-          == self._rows_of(function, cache.read([0]), Records(np.zeros(1, np.int64), indices[:1]))
-        ),
-        expected="one example to one, whatever stands beside it",
-        fix="cache the task with --cache_at=end: what joins, splits or drops examples cannot run at reading",
-      )
-    reseeded = self._make_function(len(self._preprocessors), graph_seed=1)
-    if self._rows_of(reseeded, batch, records) != together:
-      self._name_culprit(
-        "preprocessor_unseeded",
-        lambda function: self._rows_of(function, batch, records) == self._rows_of(function, batch, records),
-        expected="random draws through seqio.map_over_dataset(num_seeds=n) alone",
-        fix="take the seeds that seqio.map_over_dataset passes and use TensorFlow's stateless_* functions",
-      )
+    """Refuses preprocessors that make, join or drop examples, or draw without a seed, by name."""
+    if self._problem(len(self._preprocessors), cache) is None:
+      return
+    for place, preprocessor in enumerate(self._preprocessors):
+      problem = self._problem(place + 1, cache)
+      if problem is not None:
+        raise AnystepError(
+          ExitCode.CONFIG,
+          problem,
+          task=self._task.name,
+          preprocessor=seqio.utils.function_name(preprocessor),
+          **_PROBLEMS[problem],
+        )
 
-  def _rows_of(self, function: Callable, batch: Batch, records: Records) -> list[dict[str, bytes]]:
-    """A result as comparable rows."""
+  def _problem(self, num_preprocessors: int, cache: Cache) -> str | None:
+    """What is wrong with the first preprocessors, seen on the first examples; None where nothing is."""
+    function = self._make_function(num_preprocessors, graph_seed=0)
+    reseeded = self._make_function(num_preprocessors, graph_seed=1)
+    indices = np.arange(min(_CHECKED_RECORDS, len(cache)))
+    together = self._rows(function, cache, indices)
+    again = (self._rows(function, cache, indices), self._rows(reseeded, cache, indices))
+    if together is not None and again != (together, together):
+      return "preprocessor_unseeded"
+    alone = [self._rows(function, cache, indices[k : k + 1]) for k in range(len(indices))]
+    if together is None or alone != [[row] for row in together]:
+      return "preprocessor_not_one_to_one"
+    return None
+
+  def _rows(self, function: Callable, cache: Cache, indices: np.ndarray) -> list[dict[str, bytes]] | None:
+    """The examples of some indices after a function, comparable; None where there are not as many."""
+    records = Records(np.zeros_like(indices), indices)
     try:
-      result = self._call(function, batch, records)
-    except (AnystepError, tf.errors.InvalidArgumentError):
-      return []
+      result = self._call(function, cache.read(indices), records)
+    except AnystepError:
+      return None
     columns = {name: f.rows() if isinstance(f, Ragged) else list(f) for name, f in result.items()}
     return [
-      {name: np.asarray(column[row]).tobytes() for name, column in columns.items()}
-      for row in range(len(records.indices))
+      {name: _comparable(column[row]) for name, column in columns.items()} for row in range(len(indices))
     ]
 
-  def _name_culprit(self, kind: str, passes: Callable[[Callable], bool], *, expected: str, fix: str) -> None:
-    """Raises with the first preprocessor after which the check fails."""
-    culprit = len(self._preprocessors) - 1
-    for p in range(len(self._preprocessors)):
-      if not passes(self._make_function(p + 1, graph_seed=0)):
-        culprit = p
-        break
-    raise AnystepError(
-      ExitCode.CONFIG,
-      kind,
-      task=self._task.name,
-      preprocessor=seqio.utils.function_name(self._preprocessors[culprit]),
-      expected=expected,
-      fix=fix,
-    )
+
+def _comparable(value: object) -> bytes:
+  array = np.asarray(value)
+  return repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
 
 
 def post_cache_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callable]:
@@ -268,6 +267,17 @@ def _tensor_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
   if feature.sequence:
     return tf.RaggedTensorSpec(shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
   return tf.TensorSpec(shape, dtype)
+
+
+def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
+  """A batch of no rows."""
+  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]] if _is_ragged(spec) else spec.shape[1:]
+  values = tf.zeros([0, *inner], spec.dtype)
+  return tf.RaggedTensor.from_row_splits(values, tf.constant([0], tf.int64)) if _is_ragged(spec) else values
+
+
+def _is_ragged(spec: tf.TypeSpec) -> bool:
+  return isinstance(spec, tf.RaggedTensorSpec)
 
 
 def _to_tensor(feature: Ragged | np.ndarray) -> tf.Tensor | tf.RaggedTensor:
