@@ -1,0 +1,463 @@
+"""Preprocessors after the cache: one example to one, drawn from the record alone."""
+
+import dataclasses
+import itertools
+import types
+
+import caches
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
+
+import oracle
+from anystep.errors import AnystepError
+from anystep.examples import Ragged
+from anystep.manifest import Feature
+from anystep.stream import Records
+from anystep.tasks import preprocessors
+from anystep.tasks.reading import TaskReader, map_seeds, post_cache_preprocessors
+
+TASK, SPLIT, NUM_EXAMPLES = "reading", "train", 80
+CHECKED_RECORDS = 32
+VOCABULARY = seqio.ByteVocabulary(extra_ids=125)
+FEATURES = {
+  "number": Feature(dtype="int64", shape=()),
+  "share": Feature(dtype="float32", shape=()),
+  "targets": Feature(dtype="int32", shape=(None,)),
+  "weights": Feature(dtype="float32", shape=(None, 2)),
+}
+
+
+def example_of(ordinal):
+  generator = np.random.default_rng(ordinal)
+  return {
+    "number": np.int64(ordinal),
+    "share": np.float32(ordinal / 7),
+    "targets": generator.integers(3, 259, ordinal % 50).astype(np.int32),
+    "weights": generator.random((ordinal % 3, 2), np.float32),
+  }
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  root = tmp_path_factory.mktemp("reading")
+  return caches.build(
+    root, task=TASK, num_examples=NUM_EXAMPLES, features=FEATURES, example_of=example_of
+  ).open()
+
+
+def task_of(preprocessors, outputs):
+  return seqio.Task(
+    TASK,
+    source=seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=[SPLIT]),
+    preprocessors=preprocessors,
+    output_features={name: seqio.Feature(VOCABULARY) for name in outputs},
+  )
+
+
+def reader_of(cache, *after, outputs=("targets",), seed=0, feature_lengths=None):
+  """A reader with these preprocessors after the cache, and what it needs of a plan."""
+  plan = types.SimpleNamespace(split=SPLIT, seed=seed, feature_lengths=feature_lengths or {"targets": 16})
+  return TaskReader(task_of([seqio.CacheDatasetPlaceholder(), *after], outputs), cache, plan)
+
+
+def read(reader, cache, indices, epochs=0):
+  """The read examples' features, row by row."""
+  indices = np.asarray(indices, np.int64)
+  records = Records(np.broadcast_to(np.asarray(epochs, np.int64), indices.shape), indices)
+  batch = reader(cache.read(indices), records)
+  columns = {name: f.rows() if isinstance(f, Ragged) else list(f) for name, f in batch.items()}
+  return [{name: np.asarray(column[row]) for name, column in columns.items()} for row in range(len(indices))]
+
+
+def assert_same_rows(got, expected):
+  assert len(got) == len(expected)
+  for one, other in zip(got, expected, strict=True):
+    assert one.keys() == other.keys()
+    for name in one:
+      assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape)
+      np.testing.assert_array_equal(one[name], other[name])
+
+
+def show_seeds(name, num_seeds):
+  """A random map that adds its seeds to the example, `(num_seeds, 2)`."""
+
+  def show(example, seed=None, seeds=None):
+    shown = [seed] if seeds is None else seeds
+    return {**example, name: tf.stack([tf.stack(pair) for pair in shown])}
+
+  if num_seeds == 1:
+    return seqio.map_over_dataset(lambda example, seed: show(example, seed=seed), num_seeds=1)
+  return seqio.map_over_dataset(lambda example, seeds: show(example, seeds=seeds), num_seeds=num_seeds)
+
+
+@seqio.map_over_dataset
+def leave_alone(example):
+  return example
+
+
+def two_random_maps(dataset):
+  return show_seeds("second", 6)(leave_alone(show_seeds("first", 1)(dataset)))
+
+
+class TestSeeds:
+  def test_are_the_order_specification_s(self):
+    epochs, indices = np.array([0, 3, 1, 3, 0, 70]), np.array([0, 7, 7, 8, 2**40, 7])
+    for num_seeds in (1, 3, 4, 5, 9):
+      for task, split, seed, preprocessor in itertools.product(["a:b", "c"], ["train"], [0, 5], [0, 2]):
+        pairs = map_seeds(task, split, seed, preprocessor, Records(epochs, indices), num_seeds)
+        assert pairs.dtype == np.int64
+        for row, epoch, index in zip(pairs.tolist(), epochs.tolist(), indices.tolist(), strict=True):
+          assert [tuple(pair) for pair in row] == oracle.map_seeds(
+            task, split, seed, epoch, preprocessor, index, num_seeds
+          )
+
+  def test_are_those_that_are_published(self):
+    pairs = map_seeds("demo", "train", 0, 0, Records(np.array([1]), np.array([7])), 2)
+    assert pairs.tolist() == [[[405977816, 631289882], [1826214654, 1455826295]]]
+
+  def test_reach_each_random_map_of_each_preprocessor(self, cache):
+    """A preprocessor's random maps share its pairs, in order; every preprocessor counts, random or not."""
+    reader = reader_of(cache, show_seeds("alone", 5), leave_alone, two_random_maps, seed=9)
+    indices, epochs = [5, 70, 5, 0], [0, 0, 2, 1]
+    for row, index, epoch in zip(read(reader, cache, indices, epochs), indices, epochs, strict=True):
+      given = {p: oracle.map_seeds(TASK, SPLIT, 9, epoch, p, index, n) for p, n in {0: 5, 2: 7}.items()}
+      assert row["alone"].tolist() == [list(pair) for pair in given[0]]
+      assert row["first"].tolist() == [list(pair) for pair in given[2][:1]]
+      assert row["second"].tolist() == [list(pair) for pair in given[2][1:]]
+
+  def test_differ_between_seeds_epochs_records_preprocessors_and_pairs(self, cache):
+    pairs = []
+    for seed in (0, 1):
+      reader = reader_of(cache, show_seeds("a", 5), show_seeds("b", 1), seed=seed)
+      for epoch in (0, 1, 2):
+        for row in read(reader, cache, range(40), epoch):
+          pairs += [*map(tuple, row["a"].tolist()), *map(tuple, row["b"].tolist())]
+    assert len(set(pairs)) == len(pairs) == 2 * 3 * 40 * 6
+
+
+@seqio.map_over_dataset(num_seeds=2)
+def add_noise(example, seeds):
+  noise = tf.random.stateless_uniform(tf.shape(example["targets"]), seeds[1], 0, 1000, tf.int32)
+  return {**example, "targets": example["targets"] + noise}
+
+
+@pytest.fixture(scope="module")
+def reader(cache):
+  return reader_of(cache, preprocessors.random_chunk, add_noise, seqio.preprocessors.append_eos)
+
+
+class TestDraws:
+  def test_are_the_same_alone_and_in_any_batch_in_any_order(self, cache, reader):
+    places = [(index, epoch) for epoch in (0, 1, 7) for index in range(NUM_EXAMPLES)]
+    alone = {place: read(reader, cache, [place[0]], place[1])[0] for place in places[::7]}
+    generator = np.random.default_rng(0)
+    for size in (1, 2, 37, len(places)):
+      batch = [places[k] for k in generator.permutation(len(places))[:size]]
+      batch += list(alone)
+      rows = read(reader, cache, *zip(*batch, strict=True))
+      assert_same_rows(rows[size:], list(alone.values()))
+      again = read(reader, cache, *zip(*reversed(batch), strict=True))
+      assert_same_rows(again[::-1], rows)
+
+  def test_are_the_same_twice_in_a_batch(self, cache, reader):
+    rows = read(reader, cache, [49, 3, 49, 49], [2, 2, 2, 3])
+    assert_same_rows(rows[2:3], rows[:1])
+    assert rows[3]["targets"].tobytes() != rows[0]["targets"].tobytes()
+
+  def test_are_the_same_of_another_reader(self, cache, reader):
+    other = reader_of(cache, preprocessors.random_chunk, add_noise, seqio.preprocessors.append_eos)
+    assert_same_rows(read(other, cache, range(80), 3), read(reader, cache, range(80), 3))
+
+  def test_differ_between_epochs_and_between_seeds(self, cache, reader):
+    other = reader_of(cache, preprocessors.random_chunk, add_noise, seqio.preprocessors.append_eos, seed=1)
+    long = [index for index in range(NUM_EXAMPLES) if len(cache[index]["targets"]) > 2]
+    first, second, seeded = (
+      [row["targets"].tobytes() for row in rows]
+      for rows in (read(reader, cache, long, 0), read(reader, cache, long, 1), read(other, cache, long, 0))
+    )
+    assert len({*first, *second, *seeded}) == 3 * len(long)
+
+
+def undecorated(monkeypatch, preprocessor, *args):
+  """The map function that a preprocessor hands to `seqio.map_over_dataset`."""
+  found = []
+
+  def keep(*, num_seeds):
+    return lambda map_fn: lambda dataset: found.append((map_fn, num_seeds))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(seqio, "map_over_dataset", keep)
+    preprocessor(None, *args)
+  ((map_fn, num_seeds),) = found
+  return map_fn, num_seeds
+
+
+def constants(pairs):
+  return [tf.constant(pair, tf.int64) for pair in pairs]
+
+
+class TestResults:
+  def test_are_those_of_the_map_functions_with_these_seeds(self, cache, monkeypatch):
+    """Span corruption and its end tokens, each record by itself and without tf.data."""
+    lengths = {"inputs": 24, "targets": 14}
+    outputs = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in lengths}
+    corrupt, num_seeds = undecorated(monkeypatch, preprocessors.span_corruption, lengths, outputs)
+    reader = reader_of(
+      cache,
+      leave_alone,
+      preprocessors.span_corruption,
+      seqio.preprocessors.append_eos,
+      outputs=lengths,
+      seed=4,
+      feature_lengths=lengths,
+    )
+    for index, row in enumerate(read(reader, cache, range(NUM_EXAMPLES), 6)):
+      pairs = oracle.map_seeds(TASK, SPLIT, 4, 6, 1, index, num_seeds)
+      expected = corrupt({"targets": tf.constant(cache[index]["targets"])}, constants(pairs))
+      for name in lengths:
+        np.testing.assert_array_equal(row[name], [*expected[name].numpy(), VOCABULARY.eos_id])
+        assert row[name].dtype == np.int32
+
+  def test_are_the_cache_s_own_where_nothing_stands_after_it(self, cache):
+    rows = read(reader_of(cache), cache, [3, 79, 0])
+    assert_same_rows(rows, [{k: np.asarray(v) for k, v in cache[index].items()} for index in (3, 79, 0)])
+
+  def test_pass_on_features_that_no_preprocessor_touches(self, cache):
+    for index, row in enumerate(read(reader_of(cache, add_noise), cache, range(NUM_EXAMPLES))):
+      original = cache[index]
+      untouched = [name for name in FEATURES if name != "targets"]
+      assert_same_rows([{n: row[n] for n in untouched}], [{n: np.asarray(original[n]) for n in untouched}])
+
+  def test_pass_on_text(self, tmp_path):
+    features = {**FEATURES, "text": Feature(dtype="string", shape=())}
+    cache = caches.build(
+      tmp_path,
+      task=TASK,
+      num_examples=9,
+      features=features,
+      example_of=lambda ordinal: {**example_of(ordinal), "text": f"text {ordinal}".encode()},
+    ).open()
+    rows = read(reader_of(cache, add_noise), cache, range(9))
+    assert [row["text"].item() for row in rows] == [cache[index]["text"].item() for index in range(9)]
+
+  def test_are_given_the_plan_s_lengths_and_the_task_s_features(self, cache):
+    def mark(dataset, sequence_length, output_features):
+      size = sequence_length["targets"] * 1000 + output_features["targets"].vocabulary.extra_ids
+      return dataset.map(lambda example: {**example, "number": tf.constant(size, tf.int64)})
+
+    (row,) = read(reader_of(cache, mark, feature_lengths={"targets": 21}), cache, [0])
+    assert row["number"] == 21125
+
+  def test_of_no_record_are_no_rows(self, cache):
+    assert read(reader_of(cache, preprocessors.random_chunk), cache, []) == []
+
+
+def repeat(dataset):
+  return dataset.flat_map(lambda example: tf.data.Dataset.from_tensors(example).repeat(2))
+
+
+def repeat_then_chunk(dataset):
+  """As many examples as came in: the seeds run out first."""
+  return preprocessors.random_chunk(repeat(dataset), {"targets": 16})
+
+
+def drop_every_third(dataset):
+  return dataset.filter(lambda example: example["number"] % 3 > 0)
+
+
+def drop_all(dataset):
+  return dataset.filter(lambda example: example["number"] < 0)
+
+
+def join_neighbours(dataset):
+  return dataset.ragged_batch(2).map(lambda pair: {"targets": pair["targets"].values})
+
+
+def look_at_the_neighbour(dataset):
+  """Appends the number of the example before."""
+
+  def append(before, example):
+    targets = tf.concat([example["targets"], [tf.cast(before, tf.int32)]], 0)
+    return example["number"], {**example, "targets": targets}
+
+  return dataset.scan(tf.constant(0, tf.int64), append)
+
+
+def shuffle(dataset):
+  return dataset.shuffle(100, seed=3)
+
+
+def add(example, noise):
+  return {**example, "targets": example["targets"] + noise}
+
+
+def draw_without_a_seed(dataset):
+  return dataset.map(lambda example: add(example, tf.random.uniform([], 0, 10**6, tf.int32)))
+
+
+def draw_with_a_seed_of_its_own(dataset):
+  return dataset.map(
+    lambda example: add(example, tf.random.uniform([], maxval=10**6, dtype=tf.int32, seed=1))
+  )
+
+
+def draw_when_built(dataset):
+  noise = int(np.random.default_rng().integers(10**6))
+  return dataset.map(lambda example: add(example, noise))
+
+
+class TestRefused:
+  """Preprocessors that are no function of one record and its seeds."""
+
+  @pytest.mark.parametrize(
+    "culprit",
+    [
+      repeat,
+      repeat_then_chunk,
+      drop_every_third,
+      drop_all,
+      join_neighbours,
+      look_at_the_neighbour,
+      shuffle,
+      draw_without_a_seed,
+      draw_with_a_seed_of_its_own,
+      draw_when_built,
+    ],
+  )
+  def test_is_the_last_preprocessor_by_name(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, leave_alone, culprit)
+    assert caught.value.code == 78
+    assert caught.value.fields["task"] == TASK
+    assert caught.value.fields["preprocessor"] == culprit.__name__
+
+  @pytest.mark.parametrize(
+    "culprit",
+    [
+      repeat,
+      repeat_then_chunk,
+      drop_every_third,
+      join_neighbours,
+      look_at_the_neighbour,
+      shuffle,
+      draw_without_a_seed,
+      draw_when_built,
+    ],
+  )
+  def test_is_one_that_others_follow_by_name(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, culprit, leave_alone, preprocessors.random_chunk)
+    assert caught.value.fields["preprocessor"] == culprit.__name__
+
+  @pytest.mark.parametrize("culprit", [repeat, drop_every_third, join_neighbours, look_at_the_neighbour])
+  def test_is_what_makes_joins_or_drops_examples_with_the_way_to_cache_it(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, culprit)
+    assert caught.value.kind == "preprocessor_not_one_to_one"
+    assert "--cache_at=end" in caught.value.fix
+
+  @pytest.mark.parametrize("culprit", [draw_without_a_seed, draw_when_built])
+  def test_is_what_draws_without_a_seed_with_the_way_to_take_one(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, culprit)
+    assert caught.value.kind == "preprocessor_unseeded"
+    assert "seqio.map_over_dataset" in caught.value.fix
+
+  @pytest.mark.parametrize(
+    "indices",
+    [
+      [CHECKED_RECORDS - 1, CHECKED_RECORDS],
+      [CHECKED_RECORDS],
+    ],
+  )
+  def test_is_one_that_drops_a_record_for_the_first_time_when_it_is_read(self, cache, indices):
+    """The first block is checked beforehand; what comes later is still not taken in silence."""
+    late = cache[CHECKED_RECORDS]["number"]
+    reader = reader_of(cache, lambda dataset: dataset.filter(lambda example: example["number"] != late))
+    assert len(read(reader, cache, [0, 1])) == 2
+    with pytest.raises(AnystepError) as caught:
+      read(reader, cache, indices)
+    assert (caught.value.code, caught.value.kind) == (78, "preprocessor_not_one_to_one")
+    assert caught.value.fields["expected"] == f"{len(indices)} examples"
+
+
+def step_one(dataset):
+  return dataset
+
+
+def step_two(dataset):
+  return dataset
+
+
+@pytest.mark.parametrize(
+  ("steps", "cache_at", "expected"),
+  [
+    ([step_one, seqio.CacheDatasetPlaceholder(), step_two], "placeholder", [step_two]),
+    ([seqio.CacheDatasetPlaceholder(), step_one, step_two], "placeholder", [step_one, step_two]),
+    ([step_one, step_two, seqio.CacheDatasetPlaceholder()], "placeholder", []),
+    ([step_one, seqio.CacheDatasetPlaceholder(), step_two], "end", []),
+    ([step_one, step_two], "end", []),
+    ([step_one, step_two], "placeholder", []),
+  ],
+)
+def test_what_runs_at_reading_stands_after_the_cache(steps, cache_at, expected):
+  assert post_cache_preprocessors(task_of(steps, ["targets"]), cache_at) == expected
+
+
+class TestSeqio:
+  """What reading relies on inside SeqIO, and that it leaves it as it was."""
+
+  def test_is_the_version_whose_internals_are_known(self):
+    assert seqio.__version__ == "0.0.20"
+    random_map = seqio.utils._GrainRandomMapFn
+    assert [field.name for field in dataclasses.fields(random_map)] == [
+      "map_fn",
+      "num_seeds",
+      "num_parallel_calls",
+      "sequence_length",
+      "output_features",
+    ]
+    assert callable(random_map._map_fn_with_special_kwargs)
+    assert callable(seqio.Task._validate_preprocessing)
+
+  @pytest.mark.parametrize("num_seeds", [1, 2])
+  def test_makes_every_random_map_through_the_class_that_reading_replaces(self, monkeypatch, num_seeds):
+    calls = []
+    monkeypatch.setattr(
+      seqio.utils._GrainRandomMapFn, "__call__", lambda self, dataset: calls.append((self.num_seeds, dataset))
+    )
+    show_seeds("shown", num_seeds)("a dataset")
+    assert calls == [(num_seeds, "a dataset")]
+
+  def draws(self):
+    dataset = tf.data.Dataset.from_tensor_slices({"targets": tf.zeros([50, 3], tf.int32)})
+    with seqio.utils.map_seed_manager(7):
+      dataset = add_noise(show_seeds("shown", 1)(dataset))
+    return [example["targets"].tobytes() for example in dataset.as_numpy_iterator()]
+
+  def test_draws_as_ever_outside_of_reading(self, cache):
+    before, call = self.draws(), seqio.utils._GrainRandomMapFn.__call__
+    reader = reader_of(cache, add_noise)
+    assert self.draws() == before
+    read(reader, cache, [1, 2])
+    assert self.draws() == before
+    assert seqio.utils._GrainRandomMapFn.__call__ is call
+
+  def test_draws_as_ever_after_a_preprocessor_that_raised(self, cache):
+    before, call = self.draws(), seqio.utils._GrainRandomMapFn.__call__
+
+    def fail(dataset):
+      raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+      reader_of(cache, add_noise, fail)
+    assert self.draws() == before
+    assert seqio.utils._GrainRandomMapFn.__call__ is call
+
+  def test_finds_tensorflow_s_global_seed_as_it_was(self, cache):
+    tf.random.set_seed(12345)
+    reader_of(cache, add_noise)
+    assert tf_context.global_seed() == 12345
