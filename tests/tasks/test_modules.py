@@ -32,14 +32,7 @@ def test_modules_are_imported_from_the_current_directory_in_order(directory):
   assert sys.path == path
 
 
-@pytest.mark.parametrize(
-  "known",
-  [
-    False,
-    True,
-  ],
-  ids=["not on the path", "further back on the path"],
-)
+@pytest.mark.parametrize("known", [False, True], ids=["not on the path", "further back on the path"])
 def test_the_current_directory_comes_first(directory, tmp_path, known):
   other = tmp_path / "other"
   other.mkdir()

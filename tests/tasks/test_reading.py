@@ -366,13 +366,7 @@ class TestRefused:
     assert caught.value.kind == "preprocessor_unseeded"
     assert "seqio.map_over_dataset" in caught.value.fix
 
-  @pytest.mark.parametrize(
-    "indices",
-    [
-      [CHECKED_RECORDS - 1, CHECKED_RECORDS],
-      [CHECKED_RECORDS],
-    ],
-  )
+  @pytest.mark.parametrize("indices", [[CHECKED_RECORDS - 1, CHECKED_RECORDS], [CHECKED_RECORDS]])
   def test_is_one_that_drops_a_record_for_the_first_time_when_it_is_read(self, cache, indices):
     """The first block is checked beforehand; what comes later is still not taken in silence."""
     late = cache[CHECKED_RECORDS]["number"]
