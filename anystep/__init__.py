@@ -1,6 +1,7 @@
 """anystep: the batch of step t is a pure function of t.
 
-The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf and array_record.
+The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf, etils and
+array_record.
 """
 
 from pathlib import Path as _Path

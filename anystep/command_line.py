@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,12 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
 
 
+def _os_failure(error: OSError, code: ExitCode, kind: str, fix: str) -> int:
+  got = f"{type(error).__name__}: {error.strerror}"
+  print(AnystepError(code, kind, path=error.filename, got=got, fix=fix), file=sys.stderr, flush=True)
+  return int(code)
+
+
 def run_program(main: Callable[[], int]) -> None:
   """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
   try:
@@ -46,4 +53,14 @@ def run_program(main: Callable[[], int]) -> None:
     status = int(error.code)
   except KeyboardInterrupt:
     status = 130
+  except BrokenPipeError:
+    # Who reads our output has had enough; Python would complain once more when it closes stdout.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    status = 141
+  except (NotADirectoryError, FileExistsError, PermissionError) as error:
+    status = _os_failure(
+      error, ExitCode.CANNOT_CREATE, "cannot_create", "choose a place that can be written to"
+    )
+  except OSError as error:
+    status = _os_failure(error, ExitCode.IO, "io_failed", "see to the disk or store, and run it again")
   sys.exit(status)

@@ -170,6 +170,7 @@ class Plan:
         ExitCode.NO_INPUT,
         "cache_empty",
         task=name,
+        split=cache.manifest.split,
         path=cache.directory,
         fix="cache the task from a source that yields examples for this split",
       )

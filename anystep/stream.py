@@ -37,7 +37,7 @@ class Transform(Protocol):
 
 def open_stream(
   plan: Plan,
-  cache_dirs: epath.PathLike | Iterable[epath.PathLike],
+  cache_dirs: epath.PathLike | Iterable[epath.PathLike] | Mapping[str, Cache],
   *,
   rows: slice | Iterable[int] | tuple[int, int] = slice(None),
   feature_converter: FeatureConverter | None = None,
@@ -48,7 +48,8 @@ def open_stream(
 
   Args:
     plan: which units are in which row of which step.
-    cache_dirs: roots to look for the tasks' caches in, the first that has one is taken.
+    cache_dirs: roots to look for the tasks' caches in, the first that has one is taken; or the caches
+      themselves, by task.
     rows: the rows wanted of every batch: a slice, row numbers, or (host, host count) for a contiguous share.
     feature_converter: makes the model's features; by default features stay as the transforms leave them.
     transforms: by task name, what its examples go through at reading.
@@ -58,8 +59,11 @@ def open_stream(
     AnystepError: 66 and 65 as `open_cache`; 76 where a cache is not the one the plan was made for;
       78 `rows` where hosts cannot share a batch.
   """
-  roots = [cache_dirs] if isinstance(cache_dirs, (str, os.PathLike)) else list(cache_dirs)
-  caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
+  if isinstance(cache_dirs, Mapping):
+    caches = dict(cache_dirs)
+  else:
+    roots = [cache_dirs] if isinstance(cache_dirs, (str, os.PathLike)) else list(cache_dirs)
+    caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
   plan.check_caches(caches)
   return Stream(
     plan,

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from anystep import containers, names
-from anystep.cache_job.spill import SplitJob, publish, publish_array, spill_path
+from anystep.cache_job.spill import SplitJob, publish, publish_array, reported_failures, spill_path
 from anystep.manifest import FileEntry, canonical_json, default_num_shards, shard_sizes
 from anystep.permutation import Permutation
 
@@ -59,6 +59,12 @@ def write_final_shard(work: FinalShard) -> ShardFiles:
   finished = read_shard_files(job.directory, work.shard)
   if finished is not None:
     return finished
+  with reported_failures(job, shard=work.shard):
+    return _write_final_shard(work)
+
+
+def _write_final_shard(work: FinalShard) -> ShardFiles:
+  job = work.job
   records, lengths = _gather(work)
   directory, options = epath.Path(job.directory), containers.array_record_options(job.block_records)
   records_path = directory / names.records_name(

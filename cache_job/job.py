@@ -21,6 +21,7 @@ from anystep.cache_job.spill import (
   Spill,
   SplitJob,
   failure_path,
+  publish,
   read_failure,
   read_spill,
   spill_path,
@@ -237,8 +238,8 @@ def _finish(task: seqio.Task, jobs: Sequence[SplitJob], options: CacheOptions) -
     f"{split} {hashlib.sha256(manifest.to_json().encode()).hexdigest()}\n"
     for split, manifest in sorted(manifests.items())
   ]
-  (directory / names.COMPLETED).write_text("".join(completed))
   (directory / _BUILDING).rmtree()
+  publish(directory / names.COMPLETED, lambda path: path.write_text("".join(completed)))
 
 
 def _remove_foreign_shards(directory: epath.Path, manifest: Manifest) -> None:

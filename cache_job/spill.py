@@ -7,6 +7,7 @@ the spill is whole, and a job that starts again takes it as it is.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -70,11 +71,13 @@ def spill_path(directory: epath.PathLike, source_shard: int, part: str) -> epath
 
 
 def read_spill(directory: epath.PathLike, source_shard: int) -> Spill | None:
-  """A spill's description; None where it is not finished."""
+  """A spill's description; None where it is not finished, or no longer whole."""
+  parts = ("records", "offsets.npy", "lengths.npy")
   try:
-    return Spill(**json.loads(spill_path(directory, source_shard, "json").read_text()))
+    spill = Spill(**json.loads(spill_path(directory, source_shard, "json").read_text()))
   except FileNotFoundError:
     return None
+  return spill if all(spill_path(directory, source_shard, part).exists() for part in parts) else None
 
 
 def write_spill(job: SplitJob, source_shard: int) -> Spill:
@@ -82,23 +85,28 @@ def write_spill(job: SplitJob, source_shard: int) -> Spill:
   finished = read_spill(job.directory, source_shard)
   if finished is not None:
     return finished
-  try:
+  with reported_failures(job, source_shard=job.source_shards[source_shard]):
     return _write_spill(job, source_shard)
-  except Exception as error:
-    failure = error if isinstance(error, AnystepError) else _preprocessor_failed(error)
-    failure.fields |= {
-      "task": job.task,
-      "split": job.split,
-      "source_shard": job.source_shards[source_shard],
-    }
-    # Runners hand the parent some text of what a worker raised, and each another; this it reads itself.
-    publish(failure_path(job.directory), lambda path: path.write_text(_failure_json(failure)))
-    raise failure from error
 
 
 def failure_path(directory: epath.PathLike) -> epath.Path:
   """Where a worker that failed says why."""
   return epath.Path(directory) / "failure.json"
+
+
+@contextlib.contextmanager
+def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
+  """Makes an `AnystepError` of what fails in a worker and leaves it where the parent finds it.
+
+  Runners hand the parent some text of what a worker raised, and each another.
+  """
+  try:
+    yield
+  except Exception as error:
+    failure = error if isinstance(error, AnystepError) else _foreseen(error)
+    failure.fields |= {"task": job.task, "split": job.split, **where}
+    publish(failure_path(job.directory), lambda path: path.write_text(_failure_json(failure)))
+    raise failure from error
 
 
 def read_failure(directory: epath.PathLike) -> AnystepError | None:
@@ -118,12 +126,13 @@ def _failure_json(failure: AnystepError) -> str:
   )
 
 
-def _preprocessor_failed(error: Exception) -> AnystepError:
+def _foreseen(error: Exception) -> AnystepError:
+  got = " ".join(f"{type(error).__name__}: {error}".split())
+  again = "run the same command again; what is finished is kept"
+  if isinstance(error, OSError):
+    return AnystepError(ExitCode.IO, "io_failed", got=got, fix=f"see to the disk or store, and {again}")
   return AnystepError(
-    ExitCode.DATA,
-    "preprocessor_failed",
-    got=" ".join(f"{type(error).__name__}: {error}".split()),
-    fix="mend the task's source or preprocessor, and run the same command again; what is finished is kept",
+    ExitCode.DATA, "preprocessor_failed", got=got, fix=f"mend the task's source or preprocessor, and {again}"
   )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,24 @@ import seqio
 from anystep.errors import AnystepError, ExitCode
 
 ModelOutput = seqio.metrics.ModelOutputType
+
+
+def check_metrics(task: seqio.Task, outputs: Collection[seqio.metrics.ModelOutputType]) -> None:
+  """Refuses a task with metrics of what the model does not give.
+
+  Raises:
+    AnystepError: 78 `metric_output`.
+  """
+  for metric in task.metric_objs:
+    if metric.model_output_type not in outputs:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "metric_output",
+        task=task.name,
+        expected=" or ".join(ModelOutput.to_str(known) for known in outputs),
+        got=ModelOutput.to_str(metric.model_output_type),
+        fix="leave the metric out of the task, or evaluate nothing: --gin.EVAL_DATASET=None",
+      )
 
 
 def compute_metrics(
@@ -28,18 +46,10 @@ def compute_metrics(
   Raises:
     AnystepError: 78 `metric_output` where a metric takes what is not in outputs.
   """
+  check_metrics(task, outputs)
   result: dict[str, Any] = {}
   for metric in task.metric_objs:
     kind = metric.model_output_type
-    if kind not in outputs:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "metric_output",
-        task=task.name,
-        expected=" or ".join(ModelOutput.to_str(known) for known in outputs),
-        got=ModelOutput.to_str(kind),
-        fix="leave the metric out of the task, or evaluate it where the model gives that output",
-      )
     computed = metric.from_model_output(examples, outputs[kind], task.output_features, "targets")
     if isinstance(computed, seqio.metrics.CollectingMetric):
       values, _ = computed.actual_compute(examples, task.output_features, "targets")

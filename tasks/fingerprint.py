@@ -18,10 +18,13 @@ from typing import Any
 
 import numpy as np
 import seqio
+from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Fingerprint, Manifest
 
+# Of what follows; a cache of another version is read by the program that wrote it.
+_VERSION = 1
 _LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
 
 
@@ -42,6 +45,7 @@ def reader_part(
   Functions that a preprocessor merely calls are not covered.
   """
   return {
+    "version": _VERSION,
     "task": task.name,
     "output_features": {name: _feature(feature) for name, feature in task.output_features.items()},
     "preprocessors": [describe(step) for step in cached_preprocessors(task, cache_at)],
@@ -83,6 +87,13 @@ def check_reader(task: seqio.Task, manifest: Manifest) -> None:
       got=now,
       fix="undo the change to the task, or cache it again under another name or with --overwrite",
     )
+
+
+def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
+  """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
+  now = provenance_part(task, seed=manifest.seed, base_seed=manifest.base_seed)
+  difference = _first_difference(manifest.fingerprint.provenance, now)
+  return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
 
 def fingerprint(
@@ -260,6 +271,8 @@ def _vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
   }
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     return described | {"content_sha256": _sha256(vocabulary.sp_model)}
+  if type(vocabulary) in (seqio.ByteVocabulary, seqio.PassThroughVocabulary):
+    return described
   return described | {"values": _plain_attributes(vocabulary)}
 
 
@@ -276,13 +289,25 @@ def _plain_attributes(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
 
 
 def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
-  """The source's plain attributes: strings that name places of this machine are left out."""
+  """What a source reads, as far as its kind shows it; places on this machine are left out."""
   plain = {
     name.lstrip("_"): value
     for name, value in sorted(vars(source).items())
-    if isinstance(value, (bool, int, float, str, tuple, list, dict))
+    if isinstance(value, (bool, int, float, str, tuple, list, dict)) and "/" not in str(value)
   }
-  return {name: describe(value) for name, value in plain.items() if "/" not in str(value)}
+  described = {name: describe(value) for name, value in plain.items()}
+  if isinstance(source, seqio.FunctionDataSource):
+    described["function"] = describe(source._dataset_fn)
+  if isinstance(source, seqio.TfdsDataSource):
+    described["tfds_name"] = source.tfds_dataset.name
+  if isinstance(source, seqio.FileDataSource):
+    described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
+  return described
+
+
+def _files(paths: Sequence[str]) -> list[list[Any]]:
+  """Names and sizes, in the order in which they are read."""
+  return [[os.path.basename(path), epath.Path(path).stat().length] for path in paths]
 
 
 def _first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:

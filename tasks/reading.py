@@ -122,7 +122,7 @@ class TaskReader:
         with _seeds_from(feed):
           dataset = self._bind(preprocessor)(dataset)
       if num_preprocessors == len(self._preprocessors):
-        dataset = self._task._validate_preprocessing(dataset)
+        dataset = self._validated(dataset)
       # One batch of everything: a step's rows are few, and more than came in must not go unseen.
       batches = dataset.ragged_batch(tf.int32.max)
       nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
@@ -137,6 +137,18 @@ class TaskReader:
         tf.nest.flatten(specs, expand_composites=True),
       )
     return lambda *arguments: graph(*tf.nest.flatten(arguments, expand_composites=True))
+
+  def _validated(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    try:
+      return self._task._validate_preprocessing(dataset)
+    except ValueError as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "output_features",
+        task=self._task.name,
+        got=str(error),
+        fix="make the preprocessors and the task's output_features agree",
+      ) from error
 
   def _bind(self, preprocessor: Callable) -> Callable:
     return seqio.utils.add_kwargs_to_transform(

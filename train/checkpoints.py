@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import re
 import sys
-from collections.abc import Callable
+import uuid
 from typing import Any
 
 import google_crc32c
@@ -49,21 +51,29 @@ def checkpoint_directory(model_dir: epath.PathLike, step: int) -> epath.Path:
 
 def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
   """Steps of the committed checkpoints, ascending."""
-  return [step for step, committed in sorted(_found(model_dir).items()) if committed]
+  return sorted(step for step, path in _directories(model_dir).items() if (path / COMMITTED).exists())
 
 
 def save_checkpoint(model_dir: epath.PathLike, state: TrainState, plan: Plan) -> epath.Path:
-  """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there."""
+  """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there.
+
+  Raises:
+    AnystepError: 73 `checkpoint_foreign` where that directory is another program's.
+  """
   directory = checkpoint_directory(model_dir, int(state.step))
   if directory.exists():
+    _check_ours(directory)
     directory.rmtree()
   directory.mkdir(parents=True)
+  # The plan comes first: it tells an unfinished checkpoint of ours from another program's.
+  (directory / _PLAN).write_text(plan.to_json())
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(directory / _STATE, _as_tree(state))
-  (directory / _PLAN).write_text(plan.to_json())
   files = {name: _fingerprint(directory / name) for name in _file_names(directory)}
-  (directory / _INTEGRITY).write_text(canonical_json({"version": 1, "files": files}, indent=1) + "\n")
-  (directory / COMMITTED).write_text("")
+  integrity = canonical_json({"version": 1, "files": files}, indent=1) + "\n"
+  (directory / _INTEGRITY).write_text(integrity)
+  _flush_to_disk(directory)
+  (directory / COMMITTED).write_text(_sha256(integrity))
   return directory
 
 
@@ -75,6 +85,16 @@ def remove_old_checkpoints(model_dir: epath.PathLike, keep: int | None) -> None:
     directory.rmtree()
 
 
+def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
+  """Renames the checkpoints after a step that training goes on from: they could not be read."""
+  for later in checkpoint_steps(model_dir):
+    if later > step:
+      directory = checkpoint_directory(model_dir, later)
+      aside = directory.with_name(f"unreadable_{directory.name}_{uuid.uuid4().hex[:8]}")
+      directory.rename(aside)
+      print(f"checkpoint_{later} is kept as {aside.name}", file=sys.stderr)
+
+
 def restore_plan(model_dir: epath.PathLike) -> tuple[int, Plan] | None:
   """The newest checkpoint that can be read, and its plan; None where there is no checkpoint.
 
@@ -83,21 +103,21 @@ def restore_plan(model_dir: epath.PathLike) -> tuple[int, Plan] | None:
   Raises:
     AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read.
   """
-  found = _found(model_dir)
-  for step in sorted(step for step, committed in found.items() if not committed):
-    print(f"checkpoint_{step} was never finished and does not count", file=sys.stderr)
-  committed = sorted((step for step, is_committed in found.items() if is_committed), reverse=True)
-  for step in committed:
+  directories = _directories(model_dir)
+  committed = checkpoint_steps(model_dir)
+  for step in reversed(committed):
     try:
-      return step, _check(checkpoint_directory(model_dir, step))
+      return step, _check(directories[step])
     except AnystepError as error:
       print(f"checkpoint_{step} cannot be read: {error}", file=sys.stderr)
-  if committed:
+  # An unfinished checkpoint of ours holds no integrity file yet: it was killed, and counts as never begun.
+  finished = {step for step, path in directories.items() if not _is_unfinished(path)}
+  if finished:
     raise AnystepError(
       ExitCode.DATA,
       "checkpoints_unreadable",
       path=model_dir,
-      got=f"{len(committed)} checkpoints, none readable",
+      got=f"{len(finished)} checkpoints, none readable",
       fix="restore one from a copy, or train from step 0 in another MODEL_DIR",
     )
   return None
@@ -127,35 +147,51 @@ def restore_state(model_dir: epath.PathLike, step: int, abstract: TrainState) ->
     ) from error
 
 
-def verify_checkpoint(directory: epath.PathLike, report: Callable[[str], None] = lambda name: None) -> None:
-  """Reads every file of a checkpoint and compares it with what its writer noted.
-
-  Raises:
-    AnystepError: 65 `checkpoint_file` names the first that differs.
-  """
-  directory = epath.Path(directory)
-  for name, noted in _read_integrity(directory).items():
-    _compare(directory / name, noted, _fingerprint(directory / name))
-    report(name)
-
-
-def _found(model_dir: epath.PathLike) -> dict[int, bool]:
-  """Steps of the checkpoint directories, and whether each is committed."""
-  root = epath.Path(model_dir)
+def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
+  """All checkpoint directories by step, whatever is in them."""
+  root = epath.Path(model_dir).resolve()
   if not root.exists():
     return {}
   matches = ((path, _DIRECTORY.match(path.name)) for path in root.iterdir())
-  return {int(match[1]): (path / COMMITTED).exists() for path, match in matches if match}
+  return {int(match[1]): path for path, match in matches if match}
+
+
+def _is_unfinished(directory: epath.Path) -> bool:
+  names = {path.name for path in directory.iterdir()}
+  return not names or (_PLAN in names and not names & {_INTEGRITY, COMMITTED})
+
+
+def _check_ours(directory: epath.Path) -> None:
+  if not _is_unfinished(directory) and not (directory / _PLAN).exists():
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "checkpoint_foreign",
+      path=directory,
+      expected="no directory, or a checkpoint of this run",
+      got="another program's files",
+      fix="train in another MODEL_DIR",
+    )
 
 
 def _check(directory: epath.Path) -> Plan:
-  """Checks files against their sizes; returns the plan."""
+  """Compares every file with what its writer noted; returns the plan.
+
+  A flipped bit passes through TensorStore unseen: sizes alone would not do.
+  """
   for name, noted in _read_integrity(directory).items():
-    path = directory / name
-    size = path.stat().length if path.exists() else None
-    _compare(path, {"bytes": noted["bytes"]}, {"bytes": size})
-  _compare(directory / _PLAN, _read_integrity(directory)[_PLAN], _fingerprint(directory / _PLAN))
+    _compare(directory / name, noted, _fingerprint(directory / name))
   return Plan.from_json((directory / _PLAN).read_text(), path=directory / _PLAN)
+
+
+def _flush_to_disk(directory: epath.Path) -> None:
+  """Makes a local file system write out the files before the marker that vouches for them."""
+  if not os.path.isdir(directory):
+    return
+  for folder, _, names in os.walk(directory):
+    for path in [*(os.path.join(folder, name) for name in names), folder]:
+      descriptor = os.open(path, os.O_RDONLY)
+      os.fsync(descriptor)
+      os.close(descriptor)
 
 
 def _compare(path: epath.Path, noted: dict[str, Any], found: dict[str, Any]) -> None:
@@ -173,8 +209,10 @@ def _compare(path: epath.Path, noted: dict[str, Any], found: dict[str, Any]) -> 
 def _read_integrity(directory: epath.Path) -> dict[str, Any]:
   path = directory / _INTEGRITY
   try:
-    files = json.loads(path.read_text())["files"]
-    if _PLAN in files and all(noted.keys() == {"bytes", "crc32c"} for noted in files.values()):
+    text = path.read_text()
+    files = json.loads(text)["files"]
+    vouched = (directory / COMMITTED).read_text() == _sha256(text)
+    if vouched and _PLAN in files and all(noted.keys() == {"bytes", "crc32c"} for noted in files.values()):
       return files
     reason = "not what a checkpoint consists of"
   except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -186,6 +224,10 @@ def _read_integrity(directory: epath.Path) -> dict[str, Any]:
     got=reason,
     fix="restore the file from a copy, or remove this checkpoint to resume from the one before it",
   )
+
+
+def _sha256(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _file_names(directory: epath.Path) -> list[str]:

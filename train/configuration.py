@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ def load_configuration(
         fix="write the value as Python does; the shell needs quotes around quotes: --gin.NAME=\"'text'\"",
       ) from error
   _check_required()
+  _check_used()
 
 
 def build(configurable: type) -> Any:
@@ -107,6 +110,29 @@ def _check_required() -> None:
       got="none",
       fix=f"set them in a gin file or as --gin.{missing[0]}=…",
     )
+
+
+def _check_used() -> None:
+  """Refuses a macro that nothing uses and that looks like one that is used; others are reported."""
+  references = {
+    str(reference).removeprefix("%")
+    for parameters in gin.config._CONFIG.values()
+    for value in parameters.values()
+    for reference in _references(value)
+    if isinstance(reference, gin.config.ConfigurableReference)
+  }
+  for name in sorted({scope for scope, selector in gin.config._CONFIG if selector == _MACRO} - references):
+    meant = difflib.get_close_matches(name, references, n=1, cutoff=0.8)
+    if meant:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "gin_unknown_macro",
+        expected="a name that something uses",
+        got=name,
+        nearest=meant[0],
+        fix=f"correct {name} in the gin files",
+      )
+    print(f"{name} is set and nothing uses it", file=sys.stderr)
 
 
 def _references(value: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
@@ -11,8 +12,9 @@ from anystep import stream as stream_lib
 from anystep.cache import Cache
 from anystep.converters import FeatureConverter
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.manifest import is_count
 from anystep.plan import Plan
-from anystep.tasks.fingerprint import check_reader
+from anystep.tasks.fingerprint import check_reader, provenance_difference
 from anystep.tasks.modules import import_modules
 from anystep.tasks.reading import TaskReader
 
@@ -44,6 +46,19 @@ class DatasetConfig:
   epoch_policy: str = "reshuffle"
   module: str | Sequence[str] | None = None
   prefetch_batches: int = 2
+
+  def __post_init__(self):
+    counts = {
+      "batch_size": is_count(self.batch_size),
+      "seed": is_count(self.seed),
+      "num_epochs": self.num_epochs is None or is_count(self.num_epochs, least=1),
+      "prefetch_batches": is_count(self.prefetch_batches),
+      "task_feature_lengths": isinstance(self.task_feature_lengths, Mapping)
+      and all(is_count(length, least=1) for length in self.task_feature_lengths.values()),
+    }
+    wrong = [f"{name}={getattr(self, name)!r}" for name, right in counts.items() if not right]
+    if wrong:
+      raise ValueError(f"expected whole numbers, got {', '.join(wrong)}")
 
   @property
   def cache_dirs(self) -> tuple[str, ...]:
@@ -81,8 +96,14 @@ class Dataset:
     except AnystepError as error:
       if error.kind == "cache_missing":
         error.fix = _cache_command(config)
+      if error.kind == "split_missing":
+        error.fix += "; where it is the evaluation's, --gin.EVAL_DATASET=None trains without one"
       raise
+    cache.check_heads()
     check_reader(task, cache.manifest)
+    origin = provenance_difference(task, cache.manifest)
+    if origin:
+      print(f"{task.name} {config.split} comes of another origin: {origin}", file=sys.stderr)
     _check_lengths(task, config.task_feature_lengths)
     return cls(config, task, cache)
 
@@ -123,7 +144,7 @@ class PlannedDataset:
     config = self.dataset.config
     return stream_lib.open_stream(
       self.plan,
-      config.cache_dirs,
+      {self.dataset.task.name: self.dataset.cache},
       rows=rows,
       feature_converter=self.converter,
       transforms={self.dataset.task.name: self.reader},

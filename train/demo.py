@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
   begin_seconds = time.monotonic()
   output = Path(values.output_dir)
   cache_dir, undisturbed, interrupted = output / "cache", output / "undisturbed", output / "interrupted"
-  for directory in (cache_dir, undisturbed, interrupted):
-    shutil.rmtree(directory, ignore_errors=True)
+  _clear(output, [cache_dir, undisturbed, interrupted])
   # Compiled programs are kept between the runs: each would otherwise spend its first seconds alike.
   environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str((output / "compiled").resolve())}
 
@@ -70,6 +69,24 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
   )
   parse_flags(values, argv, program="python -m anystep.train.demo", text=__doc__ or "")
   return values
+
+
+def _clear(output: Path, directories: Sequence[Path]) -> None:
+  """Removes what an earlier demo left, and nothing that is not a demo's."""
+  marker = output / ".anystep_demo"
+  present = [directory for directory in directories if directory.exists()]
+  if present and not marker.exists():
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "output_dir",
+      path=present[0],
+      expected="no such directory, or an earlier demo's",
+      fix="choose another --output_dir",
+    )
+  for directory in present:
+    shutil.rmtree(directory)
+  output.mkdir(parents=True, exist_ok=True)
+  marker.touch()
 
 
 def _kill_steps() -> list[int]:
@@ -119,13 +136,13 @@ def _logged_steps(model_dir: Path) -> int:
 
 
 def _failed(command: Sequence[str], status: int) -> AnystepError:
+  known = status in [int(code) for code in ExitCode]
   return AnystepError(
-    ExitCode.CANNOT_CREATE,
+    ExitCode(status) if known else ExitCode.NUMERICS,
     "demo_step_failed",
     command=shlex.join(command),
-    expected="exit status 0",
-    got=status,
-    fix="see what the command printed above",
+    got=f"exit status {status}",
+    fix="see what the command printed above; a --kill_step has to come before the run's end",
   )
 
 

@@ -16,6 +16,8 @@ from anystep.train.datasets import PlannedDataset
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
 
+EVALUATION_OUTPUTS = (ModelOutput.SCORE, ModelOutput.PREDICTION)
+
 
 def evaluate(
   model: EncoderDecoderModel, params: Any, data: PlannedDataset, mesh: jax.sharding.Mesh

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import is_count
 
 LogicalAxisRules = tuple[tuple[str, str | None], ...]
 
@@ -41,6 +42,10 @@ class Partitioner:
 
   num_partitions: int = 1
   logical_axis_rules: LogicalAxisRules = STANDARD_RULES
+
+  def __post_init__(self):
+    if not is_count(self.num_partitions, least=1):
+      raise ValueError(f"num_partitions is a whole number of at least 1, not {self.num_partitions!r}")
 
   def mesh(self, batch_size: int) -> Mesh:
     """All devices as (data, model); this is where they are first touched.

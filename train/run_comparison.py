@@ -62,19 +62,19 @@ def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Co
   Raises:
     AnystepError: 66 `run_incomplete` where a directory holds no finished run.
   """
-  (reference,) = _starts(undisturbed)[-1:]
-  starts = _starts(interrupted)
-  records: dict[int, list[StepRecord]] = {}
-  for start in starts:
-    for record in start:
-      records.setdefault(record.step, []).append(record)
+  reference, starts = _by_step(_starts(undisturbed)), _starts(interrupted)
+  records = _by_step(starts)
+  total_steps = max(reference) + 1
+  if sorted(reference) != list(range(total_steps)):
+    raise _incomplete(undisturbed)
   batches = losses = 0
-  for expected in reference:
-    found = records.get(expected.step, [])
-    batches += bool(found) and all(record.digest == expected.digest for record in found)
-    losses += bool(found) and all(record.loss == expected.loss for record in found)
+  for step in range(max(total_steps, max(records) + 1)):
+    expected, found = reference.get(step, []), records.get(step, [])
+    same_steps = bool(expected) and bool(found)
+    batches += same_steps and len({record.digest for record in [*expected, *found]}) == 1
+    losses += same_steps and len({record.loss for record in [*expected, *found]}) == 1
   return Comparison(
-    total_steps=len(reference),
+    total_steps=max(total_steps, max(records) + 1),
     killed_at=len(starts[0]),
     resumed_from=starts[-1][0].step,
     identical_batches=batches,
@@ -100,6 +100,14 @@ def parameters_sha256(model_dir: epath.PathLike) -> str:
     digest.update(f"{jax.tree_util.keystr(key)}\x1f{array.dtype}\x1f{array.shape}\x1f".encode())
     digest.update(array.tobytes())
   return digest.hexdigest()
+
+
+def _by_step(starts: list[list[StepRecord]]) -> dict[int, list[StepRecord]]:
+  records: dict[int, list[StepRecord]] = {}
+  for start in starts:
+    for record in start:
+      records.setdefault(record.step, []).append(record)
+  return records
 
 
 def _starts(model_dir: epath.PathLike) -> list[list[StepRecord]]:

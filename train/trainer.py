@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import is_count
 from anystep.plan import Plan
 from anystep.progress import Progress
+from anystep.tasks.evaluation import check_metrics
 from anystep.train.checkpoints import (
   CheckpointConfig,
   remove_old_checkpoints,
   restore_plan,
   restore_state,
   save_checkpoint,
+  set_aside_later_checkpoints,
 )
 from anystep.train.datasets import Dataset, DatasetConfig, PlannedDataset
-from anystep.train.evaluation import evaluate
+from anystep.train.evaluation import EVALUATION_OUTPUTS, evaluate
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import (
   Partitioner,
@@ -64,8 +68,12 @@ class Trainer:
   random_seed: int = 0
 
   def __post_init__(self):
-    if self.total_steps < 1:
-      raise ValueError(f"total_steps is at least 1, not {self.total_steps}")
+    if not is_count(self.total_steps, least=1):
+      raise ValueError(f"total_steps is a whole number of at least 1, not {self.total_steps!r}")
+    if not is_count(self.random_seed):
+      raise ValueError(f"random_seed is a whole number, not {self.random_seed!r}")
+    if not isinstance(self.model_dir, (str, os.PathLike)):
+      raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
     if self.model.optimizer_def is None:
       raise ValueError("the model has no optimizer_def")
 
@@ -80,11 +88,21 @@ class Trainer:
     evaluated = (
       Dataset.open(dataclasses.replace(self.eval_dataset, num_epochs=1)) if self.eval_dataset else None
     )
+    if evaluated:
+      check_metrics(evaluated.task, EVALUATION_OUTPUTS)
     _check_vocabulary(self.model, dataset)
     plan = dataset.start_plan()
     restored = restore_plan(self.model_dir)
     if restored is not None:
       _check_resumable(restored[1], plan)
+      if restored[0] > self.total_steps:
+        raise AnystepError(
+          ExitCode.CONFIG,
+          "total_steps",
+          expected=f"at least {restored[0]}, the checkpoint's step",
+          got=self.total_steps,
+          fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
+        )
     if plan.num_steps is not None and plan.num_steps < self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -125,6 +143,14 @@ class PreparedRun:
     """Trains to the end; returns the evaluation's metrics."""
     trainer, plan = self.trainer, self.data.plan
     batch_size = plan.segments[0].batch_size
+    if jax.process_count() > 1:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "process_count",
+        expected="one process",
+        got=jax.process_count(),
+        fix="train on the devices of one process: checkpoints are not yet written by several",
+      )
     mesh = trainer.partitioner.mesh(batch_size)
     sharding = batch_sharding(mesh)
     rows = local_rows(sharding, batch_size)
@@ -139,6 +165,7 @@ class PreparedRun:
       print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
     else:
       start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
+      set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
     stream = self.data.open_stream(rows)

@@ -566,10 +566,6 @@ class TestErrors:
     assert "train-2-4 is indigestible" in fields["got"]
     assert not (tmp_path / "small" / "COMPLETED").exists()
 
-  @pytest.mark.xfail(
-    strict=True,
-    reason="spill.py write_spill: whatever fails in a worker is taken for the preprocessor's fault",
-  )
   def test_call_a_file_that_cannot_be_written_what_it_is(self, tmp_path):
     with changes_up_to(0), pytest.raises(AnystepError) as caught:
       cache(tmp_path, tasks=INNER)
