@@ -193,7 +193,15 @@ def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
       _run(jobs, options)
   except Exception as error:
     failures = [failure for job in jobs if (failure := read_failure(job.directory))]
-    raise (failures[0] if failures else error) from error
+    raise (failures[0] if failures else _foreseen_within(error)) from error
+
+
+def _foreseen_within(error: BaseException) -> BaseException:
+  """The foreseen failure that a runner in this process made its own exception of; else that exception."""
+  cause: BaseException | None = error
+  while cause is not None and not isinstance(cause, AnystepError):
+    cause = cause.__cause__ or cause.__context__
+  return cause or error
 
 
 def _run(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
@@ -239,6 +247,8 @@ def _finish(task: seqio.Task, jobs: Sequence[SplitJob], options: CacheOptions) -
     for split, manifest in sorted(manifests.items())
   ]
   (directory / _BUILDING).rmtree()
+  for attempt in directory.glob(f"{names.COMPLETED}.*"):
+    attempt.unlink()
   publish(directory / names.COMPLETED, lambda path: path.write_text("".join(completed)))
 
 

@@ -105,7 +105,9 @@ def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
   except Exception as error:
     failure = error if isinstance(error, AnystepError) else _foreseen(error)
     failure.fields |= {"task": job.task, "split": job.split, **where}
-    publish(failure_path(job.directory), lambda path: path.write_text(_failure_json(failure)))
+    # On a full disk there is no room for this either.
+    with contextlib.suppress(OSError):
+      publish(failure_path(job.directory), lambda path: path.write_text(_failure_json(failure)))
     raise failure from error
 
 

@@ -105,6 +105,8 @@ def restore_plan(model_dir: epath.PathLike) -> tuple[int, Plan] | None:
   """
   directories = _directories(model_dir)
   committed = checkpoint_steps(model_dir)
+  for step in sorted(directories.keys() - set(committed)):
+    print(f"checkpoint_{step} was never finished and does not count", file=sys.stderr)
   for step in reversed(committed):
     try:
       return step, _check(directories[step])

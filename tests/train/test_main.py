@@ -20,6 +20,13 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train import
     (["--gin_file=TMP/typo.gin"], 78, "gin_file", "totl_steps"),
     (["--gin_file=TMP/unknown.gin"], 78, "gin_file", "Trayner"),
     (["--gin_file=nowhere.gin"], 78, "gin_file", "nowhere.gin"),
+    (["--gin_file=TMP/macro.gin"], 78, "gin_unknown_macro", "nearest=BATCH_SIZE"),
+    (["--gin.BATCH_SIZE=16.0"], 78, "gin_value", "batch_size=16.0"),
+    (["--gin.RANDOM_SEED=None"], 78, "gin_value", "None"),
+    (["--gin.MODEL_DIR=None"], 78, "gin_value", "model_dir"),
+    (["--gin.TRAIN_STEPS=20.5"], 78, "gin_value", "20.5"),
+    (["--gin.partitioning.Partitioner.num_partitions=0"], 78, "gin_value", "num_partitions"),
+    (["--gin.datasets.DatasetConfig.prefetch_batches=-1"], 78, "gin_value", "prefetch_batches=-1"),
     (["--gin.BATCHSIZE=3"], 78, "gin_unknown_macro", "BATCH_SIZE"),
     (["--gin.BATCH_SIZE=8 8"], 78, "gin_binding", "BATCH_SIZE=8 8"),
     (["--gin.MODEL_DIR=%gin.REQUIRED"], 78, "gin_required", "MODEL_DIR"),
@@ -44,6 +51,7 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train import
 )
 def test_what_is_wrong_is_named_with_its_status(arguments, code, kind, said, command, tmp_path):
   (tmp_path / "typo.gin").write_text(_GIN_HEAD + "trainer.Trainer.totl_steps = 3\n")
+  (tmp_path / "macro.gin").write_text("BATCH_SZIE = 64\n")
   (tmp_path / "unknown.gin").write_text(_GIN_HEAD + "trainer.Trayner.total_steps = 3\n")
   arguments = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
   with pytest.raises(AnystepError) as refused:

@@ -70,7 +70,7 @@ def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
 
 
-@pytest.mark.parametrize("written_before_the_kill", ["nothing", "state", "everything but the marker"])
+@pytest.mark.parametrize("written_before_the_kill", ["nothing", "plan", "state", "everything but the marker"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
   written_before_the_kill, reference, command, tmp_path, monkeypatch, capsys
 ):
@@ -79,7 +79,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
       return original(model_dir, state, plan)
     directory = checkpoints.checkpoint_directory(model_dir, int(state.step))
     original(model_dir, state, plan)
-    kept = {"nothing": [], "state": ["state"]}.get(written_before_the_kill)
+    plan_only = ["data_plan.json"]
+    kept = {"nothing": [], "plan": plan_only, "state": [*plan_only, "state"]}.get(written_before_the_kill)
     for path in list(directory.iterdir()):
       if path.name == checkpoints.COMMITTED or (kept is not None and path.name not in kept):
         path.rmtree() if path.is_dir() else path.unlink()
@@ -187,6 +188,7 @@ def _forge_plan(model_dir, before, after):
   integrity = json.loads((directory / "integrity.json").read_text())
   integrity["files"]["data_plan.json"] = checkpoints._fingerprint(plan)
   (directory / "integrity.json").write_text(json.dumps(integrity))
+  (directory / checkpoints.COMMITTED).write_text(checkpoints._sha256(json.dumps(integrity)))
 
 
 @pytest.mark.parametrize(
@@ -231,16 +233,43 @@ def test_checkpoints_that_cannot_be_read_never_mean_step_0(command, tmp_path, mo
   assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
 
 
-def test_a_checkpoint_whose_arrays_are_damaged_is_not_trained_on(command, tmp_path):
+@pytest.mark.parametrize("damage", ["a bit of an array", "a byte cut off", "a file lost"])
+def test_a_damaged_checkpoint_means_the_one_before(damage, reference, command, tmp_path, capsys):
   main.main(command())
   state = tmp_path / "model" / "checkpoint_7" / "state"
   data = max((path for path in state.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
   content = bytearray(data.read_bytes())
   content[len(content) // 2] ^= 1
-  data.write_bytes(content)
-  with pytest.raises(AnystepError) as found:
-    checkpoints.verify_checkpoint(tmp_path / "model" / "checkpoint_7")
-  assert (found.value.code, found.value.kind) == (65, "checkpoint_file")
+  data.write_bytes(content[:-1] if damage == "a byte cut off" else content)
+  if damage == "a file lost":
+    data.unlink()
+  capsys.readouterr()
+  main.main(command())
+  captured = capsys.readouterr()
+  assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_file" in captured.err
+  assert "resumed from checkpoint_6" in captured.out
+  assert compare_runs(reference, tmp_path / "model").identical
+  # What could not be read is kept for whoever wants to look at it.
+  assert len(list((tmp_path / "model").glob("unreadable_checkpoint_7_*"))) == 1
+
+
+@pytest.mark.parametrize("foreign", [["checkpoint"], ["state", "commit_success.txt"], ["integrity.json"]])
+def test_another_programs_checkpoints_are_neither_ignored_nor_removed(foreign, command, tmp_path):
+  folder = tmp_path / "model" / "checkpoint_3"
+  folder.mkdir(parents=True)
+  for name in foreign:
+    (folder / name).write_text("not ours")
+  with pytest.raises(AnystepError) as refused:
+    main.main(command())
+  assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
+  assert sorted(path.name for path in folder.iterdir()) == sorted(foreign)
+
+
+def test_fewer_steps_than_were_trained_are_refused(command):
+  main.main(command())
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(TRAIN_STEPS=5))
+  assert (refused.value.code, refused.value.kind) == (78, "total_steps")
 
 
 def test_a_finished_run_is_only_evaluated_again(command, capsys):
@@ -297,6 +326,10 @@ def test_the_run_leaves_tensorboard_events(command, tmp_path):
     (lambda folder: (folder / "train.array_record-00001-of-00008").write_bytes(b""), "file_foreign"),
     (lambda folder: _append(folder / "manifest.validation.json", b" "), "manifest_changed"),
     (lambda folder: _flip(folder / "train.array_record-00000-of-00004", 100), "file_changed"),
+    (
+      lambda folder: _swap(folder, "train.array_record-00002-of-00004", "train.array_record-00003-of-00004"),
+      "file_changed",
+    ),
   ],
   ids=[
     "a shard missing",
@@ -304,6 +337,7 @@ def test_the_run_leaves_tensorboard_events(command, tmp_path):
     "a foreign shard",
     "a manifest changed",
     "a byte of the first shard",
+    "two shards swapped",
   ],
 )
 def test_a_cache_that_is_not_what_was_written_stops_the_trainer_before_step_0(
@@ -314,6 +348,12 @@ def test_a_cache_that_is_not_what_was_written_stops_the_trainer_before_step_0(
     main.main(command(cache_dir=own_cache, EVAL_DATASET="@eval/datasets.DatasetConfig()"))
   assert (refused.value.code, refused.value.kind) == (65, kind)
   assert not (tmp_path / "model").exists()
+
+
+def _swap(folder, one, other):
+  content = (folder / one).read_bytes()
+  (folder / one).write_bytes((folder / other).read_bytes())
+  (folder / other).write_bytes(content)
 
 
 def _append(path, content):
