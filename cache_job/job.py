@@ -187,7 +187,8 @@ def _fingerprint(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Fing
 def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
     epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-    failure_path(job.directory).unlink(missing_ok=True)
+    if failure_path(job.directory).exists():
+      failure_path(job.directory).unlink()
   try:
     with _Watcher(jobs):
       _run(jobs, options)
