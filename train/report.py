@@ -59,7 +59,7 @@ def write_report(
 <h2>Examples from a batch of this run</h2>{sections}
 </html>
 """
-  epath.Path(path).write_text(page)
+  epath.Path(path).write_text(page, encoding="utf-8")
 
 
 def loss_plot(
