@@ -94,6 +94,18 @@ def configuration_text() -> str:
   return gin.config_str(max_line_length=110)
 
 
+def record_configuration(model_dir: epath.PathLike) -> None:
+  """Writes the configuration to `config.gin` in model_dir, and says what differs from the one before."""
+  path = epath.Path(model_dir) / "config.gin"
+  text = configuration_text()
+  if path.exists():
+    for line in difflib.ndiff(path.read_text().splitlines(), text.splitlines()):
+      if line.startswith(("+ ", "- ")) and not line[2:].startswith("#"):
+        print(f"the configuration changed: {line}", file=sys.stderr)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text)
+
+
 def _check_required() -> None:
   """Refuses a configuration in which something marked REQUIRED has no value."""
   missing = sorted(

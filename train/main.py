@@ -21,11 +21,12 @@ _BINDING = "--gin."
 def main(argv: Sequence[str]) -> int:
   """Trains, or with --dry_run checks and prints; returns the exit status."""
   prepared = prepare(argv)
+  from anystep.train.configuration import configuration_text, record_configuration
+
   if not _parse(argv)[0].dry_run:
+    record_configuration(prepared.trainer.model_dir)
     prepared.run()
     return 0
-  from anystep.train.configuration import configuration_text
-
   print(configuration_text())
   start = "step 0" if prepared.restore_step is None else f"checkpoint_{prepared.restore_step}"
   print(f"# would train from {start} to step {prepared.trainer.total_steps} in {prepared.trainer.model_dir}")

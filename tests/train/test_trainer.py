@@ -265,6 +265,19 @@ def test_another_programs_checkpoints_are_neither_ignored_nor_removed(foreign, c
   assert sorted(path.name for path in folder.iterdir()) == sorted(foreign)
 
 
+def test_a_configuration_that_changed_is_said_and_kept(command, tmp_path, capsys):
+  main.main(command(TRAIN_STEPS=3))
+  assert "DROPOUT_RATE = 0.1" in (tmp_path / "model" / "config.gin").read_text()
+  capsys.readouterr()
+  main.main(command(TRAIN_STEPS=3, DROPOUT_RATE=0.5))
+  said = [line for line in capsys.readouterr().err.splitlines() if "configuration changed" in line]
+  assert said == [
+    "the configuration changed: - DROPOUT_RATE = 0.1",
+    "the configuration changed: + DROPOUT_RATE = 0.5",
+  ]
+  assert "DROPOUT_RATE = 0.5" in (tmp_path / "model" / "config.gin").read_text()
+
+
 def test_fewer_steps_than_were_trained_are_refused(command):
   main.main(command())
   with pytest.raises(AnystepError) as refused:
