@@ -107,7 +107,7 @@ def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) 
     "base_seed": options.base_seed,
     "block_records": options.block_records,
     "num_shards": options.num_shards or manifest.num_shards,
-    "cache_at": options.cache_at if task.supports_caching else "end",
+    "cache_at": _cache_at(task, options),
     "task_feature_lengths": options.task_feature_lengths,
   }
   for name, value in asked.items():
@@ -146,7 +146,7 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     base_seed=options.base_seed,
     num_shards=options.num_shards,
     block_records=options.block_records,
-    cache_at=options.cache_at if task.supports_caching else "end",
+    cache_at=_cache_at(task, options),
     task_feature_lengths=options.task_feature_lengths,
   )
   # What an earlier run left is taken up only by a job that would have made the same.
@@ -155,12 +155,16 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
   return dataclasses.replace(job, directory=str(building))
 
 
+def _cache_at(task: seqio.Task, options: CacheOptions) -> str:
+  """Where the cache stands: at the end of a task that has no placeholder for it."""
+  return options.cache_at if task.supports_caching else "end"
+
+
 def _check_lengths(task: seqio.Task, options: CacheOptions) -> None:
   """Refuses to run preprocessors that take feature lengths without any."""
-  cache_at = options.cache_at if task.supports_caching else "end"
   if options.task_feature_lengths is not None:
     return
-  for preprocessor in cached_preprocessors(task, cache_at):
+  for preprocessor in cached_preprocessors(task, _cache_at(task, options)):
     parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
     if parameter is not None and parameter.default is inspect.Parameter.empty:
       raise AnystepError(

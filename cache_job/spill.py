@@ -218,7 +218,7 @@ def _preprocessed(task: Any, job: SplitJob, source_shard: int) -> Any:
       shard_info=seqio.ShardInfo(index=source_shard, num_shards=len(job.source_shards)),
     )
     dataset = task.preprocess_precache(dataset, seed=seed)
-    if job.cache_at == "end" or not task.supports_caching:
+    if job.cache_at == "end":
       dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
     return dataset.prefetch(tf.data.AUTOTUNE)
 

@@ -16,9 +16,7 @@ def import_modules(names: Iterable[str]) -> None:
   Raises:
     AnystepError: 78 `module_import`, with what the import said.
   """
-  here = os.getcwd()
-  if sys.path[:1] != [here]:
-    sys.path.insert(0, here)
+  look_here_first()
   for name in names:
     try:
       importlib.import_module(name)
@@ -32,3 +30,10 @@ def import_modules(names: Iterable[str]) -> None:
         got=f"{type(error).__name__}: {error}",
         fix="run where the module can be found, or mend what it raised",
       ) from error
+
+
+def look_here_first() -> None:
+  """Makes the current directory the first place that modules are looked for in."""
+  here = os.getcwd()
+  if sys.path[:1] != [here]:
+    sys.path.insert(0, here)

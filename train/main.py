@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -36,11 +35,12 @@ def main(argv: Sequence[str]) -> int:
 def prepare(argv: Sequence[str]) -> PreparedRun:
   """What the command line configures, its data and checkpoints checked, no device touched."""
   values, bindings = _parse(argv)
+  from anystep.tasks.modules import look_here_first
   from anystep.tasks.startup import start_tensorflow
 
   start_tensorflow()
-  # The current directory holds the user's own modules, which gin files import.
-  sys.path.insert(0, os.getcwd())
+  # Gin files import the user's own modules.
+  look_here_first()
 
   from anystep.train.configuration import build, load_configuration
 

@@ -20,7 +20,7 @@ class Comparison:
   """How far an interrupted run is the undisturbed one.
 
   Attributes:
-    total_steps: steps that the undisturbed run took.
+    total_steps: steps that either run took.
     killed_at: steps that the interrupted run had logged when it was killed first.
     resumed_from: the step that it went on from the last time.
     identical_batches, identical_losses: steps whose every record agrees with the undisturbed run's.
@@ -64,17 +64,17 @@ def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Co
   """
   reference, starts = _by_step(_starts(undisturbed)), _starts(interrupted)
   records = _by_step(starts)
-  total_steps = max(reference) + 1
-  if sorted(reference) != list(range(total_steps)):
+  if sorted(reference) != list(range(len(reference))):
     raise _incomplete(undisturbed)
+  total_steps = max(len(reference), max(records) + 1)
   batches = losses = 0
-  for step in range(max(total_steps, max(records) + 1)):
+  for step in range(total_steps):
     expected, found = reference.get(step, []), records.get(step, [])
     same_steps = bool(expected) and bool(found)
     batches += same_steps and len({record.digest for record in [*expected, *found]}) == 1
     losses += same_steps and len({record.loss for record in [*expected, *found]}) == 1
   return Comparison(
-    total_steps=max(total_steps, max(records) + 1),
+    total_steps=total_steps,
     killed_at=len(starts[0]),
     resumed_from=starts[-1][0].step,
     identical_batches=batches,
