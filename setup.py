@@ -9,6 +9,7 @@ LIBRARY = [
   "absl-py>=2.1",
   "array-record>=0.8.1",
   "etils[epath]>=1.9",
+  "google-crc32c>=1.6",
   "numpy>=2.0",
   "protobuf>=5",
   "rich>=13",
@@ -21,7 +22,6 @@ TRAIN = [
   "clu>=0.0.12",
   "flax>=0.10",
   "gin-config>=0.5",
-  "google-crc32c>=1.6",
   "jax>=0.6",
   "matplotlib>=3.9",
   "optax>=0.2.4",
@@ -69,7 +69,7 @@ setup(
   entry_points={
     "console_scripts": [
       "anystep-cache = anystep.cache_job.main:run",
-      "anystep-data = anystep.data_main:run",
+      "anystep-data = anystep.tasks.data_main:run",
       "anystep-train = anystep.train.main:run",
     ]
   },

@@ -1,33 +1,151 @@
-"""Record files read and written in whole blocks."""
+"""Record files, read in whole blocks or by single records, and written.
+
+Two containers: ArrayRecord, whose chunks are blocks, and TFRecord, whose records' byte offsets stand in a
+table beside the file (https://www.tensorflow.org/tutorials/load_data/tfrecord).
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+import struct
+import threading
 from collections.abc import Sequence
+from typing import IO, Any, Protocol
 
+import numpy as np
 from array_record.python import array_record_module
 from etils import epath
+from google_crc32c import value as checksum
 
 from anystep.errors import AnystepError, ExitCode
 
-# The only container so far. Zstandard's fastest level: token ids shrink to a third at a cost below parsing's.
 ARRAY_RECORD = "array_record"
+TFRECORD = "tfrecord"
+CONTAINERS = (ARRAY_RECORD, TFRECORD)
+
+_RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
+# Before a TFRecord's data: its length in 8 bytes and their checksum; after it: the data's checksum.
+_HEADER_BYTES = 12
+_FOOTER_BYTES = 4
+_FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES
 
 
-def array_record_options(block_records: int) -> str:
-  """What the writer of a cache's shards is told: a block is one chunk."""
-  return f"group_size:{block_records},zstd:1"
+class BlockReader(Protocol):
+  """A shard's records. Reads may run in several threads; none may run while the reader is closed.
+
+  Attributes:
+    index_bytes: what the open reader holds in memory to find records, an estimate.
+  """
+
+  index_bytes: int
+
+  def read_block(self, block: int) -> list[bytes]:
+    """Records [g·b, g·(b+1)) of the shard, fewer in its last block.
+
+    Raises:
+      AnystepError: 65 `shard_corrupt`; 74 `shard_unreadable`.
+      IndexError: for a block that the shard does not have.
+    """
+
+  def read_records(self, places: Sequence[int]) -> list[bytes]:
+    """Single records by their places in the shard, in any order; a place may come twice.
+
+    Raises:
+      AnystepError: 65 `shard_corrupt`; 74 `shard_unreadable`.
+      IndexError: for a place that the shard does not have.
+    """
+
+  def close(self) -> None:
+    """Closes the file."""
+
+
+def container_options(container: str, block_records: int) -> str:
+  """What the writer of a cache's shards is told.
+
+  >>> container_options("array_record", 32)
+  'group_size:32,zstd:1'
+  >>> container_options("tfrecord", 32)
+  ''
+  """
+  # A block is one chunk. Zstandard's fastest level: token ids shrink to a third at a cost below parsing's.
+  return f"group_size:{block_records},zstd:1" if _known(container) == ARRAY_RECORD else ""
+
+
+def open_blocks(
+  container: str,
+  path: epath.PathLike,
+  *,
+  num_records: int,
+  block_records: int,
+  offsets: np.ndarray | None = None,
+) -> BlockReader:
+  """Opens a shard.
+
+  Args:
+    container: `array_record` or `tfrecord`.
+    path: the file.
+    num_records: what the manifest says it holds.
+    block_records: g.
+    offsets: of a TFRecord file, where each record's framing starts: `(records,) uint64`. It is not
+      copied, so it may be a memory map.
+
+  Raises:
+    AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
+  """
+  if _known(container) == ARRAY_RECORD:
+    return ArrayRecordBlocks(path, num_records=num_records, block_records=block_records)
+  if offsets is None:
+    raise ValueError("a TFRecord file is opened with its offsets")
+  return TFRecordBlocks(path, num_records=num_records, block_records=block_records, offsets=offsets)
+
+
+def write_shard(
+  container: str, path: epath.PathLike, records: Sequence[bytes], *, options: str
+) -> np.ndarray | None:
+  """Writes a shard; its bytes depend on the container, the records and the options alone.
+
+  Args:
+    container: `array_record` or `tfrecord`.
+    path: the file.
+    records: in their order.
+    options: as `container_options` gives them.
+
+  Returns:
+    The offsets of a TFRecord file's records, `(records,) uint64`; None for ArrayRecord.
+  """
+  if _known(container) == ARRAY_RECORD:
+    write_array_record(path, records, options=options)
+    return None
+  if options:
+    raise ValueError(f"a TFRecord file has no options, got {options!r}")
+  return write_tfrecord(path, records)
+
+
+def _known(container: str) -> str:
+  if container not in CONTAINERS:
+    raise ValueError(f"expected a container of {CONTAINERS}, got {container!r}")
+  return container
 
 
 def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, options: str) -> None:
-  """Writes a shard; its bytes depend on the records and options alone."""
+  """Writes an ArrayRecord file; its bytes depend on the records and options alone."""
   writer = array_record_module.ArrayRecordWriter(str(path), options)
   for record in records:
     writer.write(record)
   writer.close()
 
 
+def write_tfrecord(path: epath.PathLike, records: Sequence[bytes]) -> np.ndarray:
+  """Writes a TFRecord file, the same bytes as TensorFlow would, and returns its offsets."""
+  with epath.Path(path).open("wb") as file:
+    for record in records:
+      file.write(b"".join((_header(len(record)), record, _masked(checksum(record)))))
+  return np.cumsum([0, *(len(record) + _FRAME_BYTES for record in records)], dtype=np.uint64)[:-1]
+
+
 class ArrayRecordBlocks:
-  """A shard's records by block.
+  """A `BlockReader` of an ArrayRecord file.
 
   Args:
     path: the file.
@@ -42,6 +160,9 @@ class ArrayRecordBlocks:
     self._path = str(path)
     self._block_records = block_records
     self._num_records = num_records
+    # The library keeps a position of 8 bytes for each chunk.
+    self.index_bytes = 8 * -(-num_records // block_records)
+    self._size = _size_of(path)
     try:
       # Blocks are asked for one at a time: the reader's own read-ahead would only read what is not wanted.
       self._reader = array_record_module.ArrayRecordReader(
@@ -51,37 +172,219 @@ class ArrayRecordBlocks:
     except (ValueError, RuntimeError) as error:
       raise _corrupt(self._path, error) from error
     if found != num_records:
-      raise AnystepError(
-        ExitCode.DATA,
-        "shard_records",
-        path=self._path,
-        expected=num_records,
-        got=found,
-        fix="restore the file from where the cache was made, or cache the task again with --overwrite",
-      )
+      raise _wrong_records(self._path, num_records, found)
+    # A file that is none has no records either, which for an empty shard would be right.
+    if not self._reader.ok():
+      raise _corrupt(self._path, "no ArrayRecord file")
 
   def read_block(self, block: int) -> list[bytes]:
     """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    start = block * self._block_records
-    stop = min(start + self._block_records, self._num_records)
-    try:
-      records = self._reader.read(start, stop)
-    except (ValueError, RuntimeError, IndexError) as error:
-      raise _corrupt(self._path, error) from error
-    if len(records) != stop - start:
-      raise _corrupt(self._path, f"{len(records)} records in place of {stop - start}")
-    return records
+    start, stop = _block_range(block, self._block_records, self._num_records)
+    return self._read(stop - start, start, stop)
+
+  def read_records(self, places: Sequence[int]) -> list[bytes]:
+    """Single records by place; each costs the reading of its chunk."""
+    places = _inside(places, self._num_records)
+    return self._read(len(places), places)
 
   def close(self) -> None:
     """Closes the file."""
     self._reader.close()
 
+  def _read(self, expected: int, *which: Any) -> list[bytes]:
+    try:
+      records = self._reader.read(*which)
+    except (ValueError, RuntimeError, IndexError) as error:
+      raise _corrupt(self._path, error) from error
+    if len(records) != expected:
+      raise _corrupt(self._path, f"{len(records)} records in place of {expected}")
+    # Where a file ends that was longer when it was opened, the library (0.8.6) gives empty records.
+    if not all(records) and _size_of(self._path) != self._size:
+      raise _corrupt(self._path, f"another size than the {self._size} bytes that it had when it was opened")
+    return records
 
-def _corrupt(path: str, reason: object) -> AnystepError:
+
+class TFRecordBlocks:
+  """A `BlockReader` of a TFRecord file: a block is one read of a range of bytes, checked to the bit.
+
+  Args:
+    path: the file.
+    num_records: what the manifest says it holds.
+    block_records: g.
+    offsets: where each record's framing starts, `(records,) uint64`; held, not copied.
+
+  Raises:
+    AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
+  """
+
+  def __init__(self, path: epath.PathLike, *, num_records: int, block_records: int, offsets: np.ndarray):
+    self._path = str(path)
+    self._block_records = block_records
+    self._num_records = num_records
+    self._offsets = offsets
+    self.index_bytes = offsets.nbytes
+    if offsets.dtype != np.uint64 or offsets.ndim != 1:
+      raise self._wrong_offsets("(records,) uint64", f"{offsets.shape} {offsets.dtype}")
+    if len(offsets) != num_records:
+      raise _wrong_records(self._path, num_records, len(offsets))
+    try:
+      self._ranges = _Ranges(epath.Path(path).open("rb"))
+    except FileNotFoundError as error:
+      raise _corrupt(self._path, error) from error
+    except OSError as error:
+      raise _unreadable(self._path, error) from error
+    self._size = self._ranges.size
+    try:
+      self._check_offsets()
+    except AnystepError:
+      self.close()
+      raise
+
+  def read_block(self, block: int) -> list[bytes]:
+    """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
+    return self._read(*_block_range(block, self._block_records, self._num_records))
+
+  def read_records(self, places: Sequence[int]) -> list[bytes]:
+    """Single records by place; each costs one read of its bytes."""
+    return [self._read(place, place + 1)[0] for place in _inside(places, self._num_records)]
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._ranges.close()
+
+  def _check_offsets(self) -> None:
+    """Refuses offsets by which bytes would be read that are no record's, or some not at all."""
+    offsets, size = self._offsets, self._size
+    expected = f"records from 0 on, one after the other, to the file's end at {size}"
+    if not len(offsets):
+      if size:
+        raise self._wrong_offsets(expected, "no records")
+      return
+    if offsets[0] != 0:
+      raise self._wrong_offsets(expected, f"the first at {offsets[0]}")
+    if offsets.max() >= size:
+      raise self._wrong_offsets(expected, f"one at {offsets.max()}")
+    # Below the file's size they are no large numbers, so no difference wraps around.
+    short = np.diff(offsets.view(np.int64), append=size) < _FRAME_BYTES
+    if short.any():
+      raise self._wrong_offsets(expected, f"no room for record {short.argmax()} at {offsets[short.argmax()]}")
+
+  def _wrong_offsets(self, expected: str, got: str) -> AnystepError:
+    return AnystepError(
+      ExitCode.DATA, "offsets_invalid", path=self._path, expected=expected, got=got, fix=_RESTORE
+    )
+
+  def _read(self, start: int, stop: int) -> list[bytes]:
+    """Records [start, stop), at least one."""
+    begin = int(self._offsets[start])
+    end = self._size if stop == self._num_records else int(self._offsets[stop])
+    try:
+      content = self._ranges.read(begin, end)
+    except OSError as error:
+      raise _unreadable(self._path, error) from error
+    header, stops = 0, (self._offsets[start + 1 : stop] - self._offsets[start]).tolist()
+    records: list[bytes] = []
+    # Reading TFRecord files spends its time in this loop: three slices and a checksum for each record. What
+    # a file cut short lacks fails the comparisons of the first record that lacks it.
+    for next_header in (*stops, end - begin):
+      data, footer = header + _HEADER_BYTES, next_header - _FOOTER_BYTES
+      record = content[data:footer]
+      if content[header:data] != _header(footer - data):
+        raise _corrupt(self._path, "another length or a wrong checksum of it", place=start + len(records))
+      if content[footer:next_header] != _masked(checksum(record)):
+        raise _corrupt(self._path, "a wrong checksum of the data", place=start + len(records))
+      records.append(record)
+      header = next_header
+    return records
+
+
+class _Ranges:
+  """A file's bytes by range, in any number of threads."""
+
+  def __init__(self, file: IO[bytes]):
+    self._file = file
+    self._lock = threading.Lock()
+    self.size = self._seek(0, os.SEEK_END)
+    try:
+      file.fileno()
+      self._positioned = True
+    except (AttributeError, OSError):
+      # An object store's file has no descriptor, but one position that reads move.
+      self._positioned = False
+
+  def read(self, start: int, stop: int) -> bytes:
+    """Bytes [start, stop); fewer only where the file ends."""
+    content = self._read_some(start, stop)
+    # One call to the operating system gives at most 2 GiB.
+    while len(content) < stop - start and (more := self._read_some(start + len(content), stop)):
+      content += more
+    return content
+
+  def close(self) -> None:
+    self._file.close()
+
+  def _read_some(self, start: int, stop: int) -> bytes:
+    if self._positioned:
+      return os.pread(self._file.fileno(), stop - start, start)
+    with self._lock:
+      self._seek(start)
+      return self._file.read(stop - start)
+
+  def _seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+    self._file.seek(position, whence)
+    # TensorFlow's files do not return the position from seek.
+    return self._file.tell()
+
+
+# Lengths recur, so a record's header is made once and compared as a whole.
+@functools.lru_cache(maxsize=1 << 14)
+def _header(length: int) -> bytes:
+  """What stands before a record's data: its length as uint64 and the masked CRC of these bytes."""
+  encoded = struct.pack("<Q", length)
+  return encoded + _masked(checksum(encoded))
+
+
+def _masked(crc: int) -> bytes:
+  """A CRC-32C as TFRecord files hold it: rotated right by 15 bits, plus a constant."""
+  return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def _size_of(path: epath.PathLike) -> int | None:
+  try:
+    return epath.Path(path).stat().length
+  except FileNotFoundError:
+    return None
+
+
+def _block_range(block: int, block_records: int, num_records: int) -> tuple[int, int]:
+  start = block * block_records
+  if not 0 <= start < num_records:
+    raise IndexError(f"there is no block {block} of {block_records} records among {num_records}")
+  return start, min(start + block_records, num_records)
+
+
+def _inside(places: Sequence[int], num_records: int) -> list[int]:
+  """The places as plain ints: a negative one must not count from the end."""
+  inside = [int(place) for place in places]
+  for place in inside:
+    if not 0 <= place < num_records:
+      raise IndexError(f"there is no record {place} among {num_records}")
+  return inside
+
+
+def _wrong_records(path: str, expected: int, got: int) -> AnystepError:
+  return AnystepError(ExitCode.DATA, "shard_records", path=path, expected=expected, got=got, fix=_RESTORE)
+
+
+def _corrupt(path: str, reason: object, **where: object) -> AnystepError:
+  return AnystepError(ExitCode.DATA, "shard_corrupt", path=path, **where, got=str(reason), fix=_RESTORE)
+
+
+def _unreadable(path: str, error: OSError) -> AnystepError:
   return AnystepError(
-    ExitCode.DATA,
-    "shard_corrupt",
+    ExitCode.IO,
+    "shard_unreadable",
     path=path,
-    got=str(reason),
-    fix="restore the file from where the cache was made, or cache the task again with --overwrite",
+    got=f"{type(error).__name__}: {error}",
+    fix="see to the disk or store and run the same command again",
   )

@@ -6,18 +6,26 @@ import builtins
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from anystep import names
+from anystep.containers import CONTAINERS, TFRECORD
 from anystep.errors import AnystepError, ExitCode
-from anystep.names import info_name, lengths_name, records_name, stats_name
 
 FORMAT = "anystep-cache"
 FORMAT_VERSION = 1
 ORDER_VERSION = 1
 HEAD_BYTES = 4096
+
+# Layouts: files that the cache job wrote in the preshuffle's order, or files that were there before.
+PRESHUFFLED = "preshuffled"
+AS_IS = "as_is"
+
+# Arithmetic on indices stays within int64.
+_NUM_EXAMPLES_LIMIT = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +49,11 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileEntry:
-  """A file of the cache. `records` is its number of records, of a lengths table its rows, else 1."""
+  """A file of the cache. `records` is its number of records, of a table its rows, else 1.
+
+  Names are those of files in the task's directory. Only records in layout `as_is` stand elsewhere: their
+  names are relative to the caches' root, and `names.record_path` makes paths of them.
+  """
 
   name: str
   records: int
@@ -95,14 +107,18 @@ class Manifest:
   """One split of one task's cache.
 
   Attributes:
-    layout: `preshuffled`, the only one that this version writes.
-    seed: the preshuffle's.
-    num_examples: N. num_shards: S. block_records: g.
-    container: name of the record format; container_options: what its writer was told.
+    layout: `preshuffled`: the cache job wrote the shards, example i as record i div S of shard i mod S.
+      `as_is`: shards are files that were there before, and the index counts records through them in order.
+    seed: the preshuffle's; 0 in layout `as_is`.
+    num_examples: N. num_shards: S. block_records: g, in layout `as_is` the files' own group size.
+    container: `array_record` or `tfrecord`; container_options: what its writer was told.
     cache_at: `placeholder` or `end`; task_feature_lengths: the lengths that `end` was cached for.
     features: every cached feature by name.
-    record_files, lengths_files: one per shard, in shard order. description_files: SeqIO's info and stats.
-    source_shards: in the source's order.
+    record_files: one per shard, in shard order.
+    lengths_files: one per shard; none in layout `as_is`.
+    offsets_files: of a TFRecord cache one per shard, else none.
+    description_files: SeqIO's info and stats; none in layout `as_is`.
+    source_shards: in the source's order; in layout `as_is` the shards themselves.
   """
 
   task: str
@@ -123,36 +139,72 @@ class Manifest:
   task_feature_lengths: Mapping[str, int] | None = None
   range_examples: int | None = None
   base_seed: int = 0
-  layout: str = "preshuffled"
+  offsets_files: Sequence[FileEntry] = ()
+  layout: str = PRESHUFFLED
 
   def __post_init__(self):
+    as_is = self.layout == AS_IS
     checks = {
-      "layout": self.layout == "preshuffled",
+      "layout": self.layout in (PRESHUFFLED, AS_IS),
       "task": isinstance(self.task, str),
       "seed": isinstance(self.seed, int),
       "base_seed": isinstance(self.base_seed, int),
-      "num_examples": is_count(self.num_examples),
+      "num_examples": is_count(self.num_examples) and self.num_examples < _NUM_EXAMPLES_LIMIT,
       "num_shards": is_count(self.num_shards, least=1),
       "block_records": is_count(self.block_records, least=1),
       "range_examples": self.range_examples is None or is_count(self.range_examples, least=1),
-      "container": self.container == "array_record",
+      "container": self.container in CONTAINERS,
+      "container_options": isinstance(self.container_options, str),
       "cache_at": self.cache_at in ("placeholder", "end"),
-      "files": len(self.record_files) == len(self.lengths_files) == self.num_shards,
+      "files": len(self.record_files) == self.num_shards
+      and len(self.lengths_files) == (0 if as_is else self.num_shards)
+      and len(self.offsets_files) == (self.num_shards if self.container == TFRECORD else 0),
     }
     _refuse(checks)
+    _refuse(self._checks_as_is() if as_is else self._checks_preshuffled())
+    offsets_checked = not self.offsets_files or self._of_shards(self.offsets_files, names.offsets_name)
+    _refuse({"files.offsets": offsets_checked})
+
+  def _checks_preshuffled(self) -> dict[str, bool]:
+    def records_name(split: str, shard: int, num_shards: int) -> str:
+      return names.records_name(split, self.container, shard, num_shards)
+
     sizes = shard_sizes(self.num_examples, self.num_shards).tolist()
-    shards = range(self.num_shards)
-    _refuse(
-      {
-        "files.records": [(file.name, file.records) for file in self.record_files]
-        == [(records_name(self.split, self.container, s, self.num_shards), sizes[s]) for s in shards],
-        "files.lengths": [(file.name, file.records) for file in self.lengths_files]
-        == [(lengths_name(self.split, s, self.num_shards), sizes[s]) for s in shards],
-        "files.descriptions": [file.name for file in self.description_files]
-        == [info_name(self.split), stats_name(self.split)],
-        "source_shards": sum(shard.examples for shard in self.source_shards) == self.num_examples,
-      }
-    )
+    return {
+      "files.records": self._of_shards(self.record_files, records_name)
+      and [file.records for file in self.record_files] == sizes,
+      "files.lengths": self._of_shards(self.lengths_files, names.lengths_name),
+      "files.descriptions": [file.name for file in self.description_files]
+      == [names.info_name(self.split), names.stats_name(self.split)],
+      "source_shards": sum(shard.examples for shard in self.source_shards) == self.num_examples,
+    }
+
+  def _checks_as_is(self) -> dict[str, bool]:
+    names.manifest_name(self.split)
+    shards = [(names.check_record_name(file.name), file.records) for file in self.record_files]
+    return {
+      "files.records": sum(records for _, records in shards) == self.num_examples,
+      "files.descriptions": not self.description_files,
+      "source_shards": [(shard.name, shard.examples) for shard in self.source_shards] == shards,
+      # No job ran that would have shuffled, drawn, cut or trimmed.
+      "seed": self.seed == 0,
+      "base_seed": self.base_seed == 0,
+      "range_examples": self.range_examples is None,
+      "task_feature_lengths": self.task_feature_lengths is None,
+    }
+
+  def _of_shards(self, files: Sequence[FileEntry], name_of: Callable[[str, int, int], str]) -> bool:
+    """Whether the files are the shards', by name and records."""
+    expected = [
+      (name_of(self.split, shard, self.num_shards), file.records)
+      for shard, file in enumerate(self.record_files)
+    ]
+    return [(file.name, file.records) for file in files] == expected
+
+  @property
+  def shard_records(self) -> np.ndarray:
+    """Records of each shard: `(S,) int64`."""
+    return np.array([file.records for file in self.record_files], np.int64)
 
   @property
   def sequence_features(self) -> list[str]:
@@ -162,7 +214,7 @@ class Manifest:
   @property
   def files(self) -> list[FileEntry]:
     """All files that the manifest vouches for."""
-    return [*self.record_files, *self.lengths_files, *self.description_files]
+    return [*self.record_files, *self.lengths_files, *self.offsets_files, *self.description_files]
 
   def to_json(self) -> str:
     """The manifest file's text: the same bytes for the same manifest."""
@@ -174,6 +226,14 @@ class Manifest:
       "reader": self.fingerprint.reader,
       "provenance": self.fingerprint.provenance,
     }
+    files = {
+      "records": self.record_files,
+      "lengths": self.lengths_files,
+      "descriptions": self.description_files,
+    }
+    # Other containers need no offsets, and their manifests are older than the word.
+    if self.container == TFRECORD:
+      files["offsets"] = self.offsets_files
     return {
       "format": FORMAT,
       "format_version": FORMAT_VERSION,
@@ -184,11 +244,7 @@ class Manifest:
         name: {"dtype": f.dtype, "shape": list(f.shape), "sequence": f.sequence}
         for name, f in self.features.items()
       },
-      "files": {
-        "records": [dataclasses.asdict(f) for f in self.record_files],
-        "lengths": [dataclasses.asdict(f) for f in self.lengths_files],
-        "descriptions": [dataclasses.asdict(f) for f in self.description_files],
-      },
+      "files": {name: [dataclasses.asdict(f) for f in entries] for name, entries in files.items()},
       "source_shards": [dataclasses.asdict(s) for s in self.source_shards],
       "fingerprint": fingerprint,
     }
@@ -233,6 +289,9 @@ class Manifest:
     )
     if fingerprint.reader_sha256 != document["fingerprint"]["reader_sha256"]:
       raise ValueError("fingerprint.reader_sha256 is not that of fingerprint.reader")
+    files = {
+      name: tuple(FileEntry(**entry) for entry in entries) for name, entries in document["files"].items()
+    }
     return cls(
       **{name: document[name] for name in _PLAIN_FIELDS},
       container=document["container"]["name"],
@@ -240,9 +299,10 @@ class Manifest:
       features={
         name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in document["features"].items()
       },
-      record_files=tuple(FileEntry(**f) for f in document["files"]["records"]),
-      lengths_files=tuple(FileEntry(**f) for f in document["files"]["lengths"]),
-      description_files=tuple(FileEntry(**f) for f in document["files"]["descriptions"]),
+      record_files=files["records"],
+      lengths_files=files["lengths"],
+      offsets_files=files.get("offsets", ()),
+      description_files=files["descriptions"],
       source_shards=tuple(SourceShard(**s) for s in document["source_shards"]),
       fingerprint=fingerprint,
     )

@@ -9,6 +9,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\Z")
 
 COMPLETED = "COMPLETED"
 
@@ -45,6 +46,36 @@ def lengths_name(split: str, shard: int, num_shards: int) -> str:
   return f"{_check(split, 'split')}.lengths-{shard:05d}-of-{num_shards:05d}.npy"
 
 
+def offsets_name(split: str, shard: int, num_shards: int) -> str:
+  """The name of the table of a TFRecord shard's offsets."""
+  return f"{records_name(split, 'tfrecord', shard, num_shards)}-offsets.npy"
+
+
+def record_path(root: epath.PathLike, name: str) -> epath.Path:
+  """The path of a file that a cache in layout `as_is` describes.
+
+  Args:
+    root: of the caches.
+    name: the file's, relative to the root, its parts joined by `/`.
+
+  Raises:
+    AnystepError: 77 `file_name` where the name could lead out of the root.
+
+  >>> record_path("/data", "corpus/part-00000.tfrecord").as_posix()
+  '/data/corpus/part-00000.tfrecord'
+  """
+  return epath.Path(root).joinpath(*check_record_name(name).split("/"))
+
+
+def check_record_name(name: str) -> str:
+  """Returns a name that stays inside the root, with every part of it as strict as a task's.
+
+  Raises:
+    AnystepError: 77 `file_name`.
+  """
+  return _check(name, "file", pattern=_PATH)
+
+
 def shard_pattern(split: str) -> re.Pattern[str]:
   """Matches the name of any shard, lengths or offsets file that could be taken for one of this split."""
   return re.compile(
@@ -52,12 +83,13 @@ def shard_pattern(split: str) -> re.Pattern[str]:
   )
 
 
-def _check(name: str, what: str) -> str:
-  if not isinstance(name, str) or not _PART.match(name):
+def _check(name: str, what: str, *, pattern: re.Pattern[str] = _PART) -> str:
+  if not isinstance(name, str) or not pattern.match(name):
+    parts = "" if pattern is _PART else ", in one or several parts joined by '/'"
     raise AnystepError(
       ExitCode.UNSAFE,
       f"{what}_name",
-      expected="letters, digits, '_', '-', '.' (not first)",
+      expected=f"letters, digits, '_', '-', '.' (not first){parts}",
       got=repr(name),
       fix=f"rename the {what}: its name becomes part of a path",
     )

@@ -66,12 +66,12 @@ def write_final_shard(work: FinalShard) -> ShardFiles:
 def _write_final_shard(work: FinalShard) -> ShardFiles:
   job = work.job
   records, lengths = _gather(work)
-  directory, options = epath.Path(job.directory), containers.array_record_options(job.block_records)
-  records_path = directory / names.records_name(
-    job.split, containers.ARRAY_RECORD, work.shard, work.num_shards
-  )
+  directory = epath.Path(job.directory)
+  container = containers.ARRAY_RECORD
+  options = containers.container_options(container, job.block_records)
+  records_path = directory / names.records_name(job.split, container, work.shard, work.num_shards)
   lengths_path = directory / names.lengths_name(job.split, work.shard, work.num_shards)
-  publish(records_path, lambda path: containers.write_array_record(path, records, options=options))
+  publish(records_path, lambda path: containers.write_shard(container, path, records, options=options))
   publish_array(lengths_path, lengths)
   files = ShardFiles(
     records=FileEntry.of(records_path.name, len(records), records_path.read_bytes()),

@@ -299,7 +299,7 @@ def _describe(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifes
     num_shards=len(shards),
     block_records=job.block_records,
     container=containers.ARRAY_RECORD,
-    container_options=containers.array_record_options(job.block_records),
+    container_options=containers.container_options(containers.ARRAY_RECORD, job.block_records),
     features={name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in features.items()},
     record_files=[shard.records for shard in shards],
     lengths_files=[shard.lengths for shard in shards],

@@ -17,7 +17,8 @@ import oracle
 from anystep import containers, names
 from anystep.cache import Cache, open_cache
 from anystep.examples import serialize_example
-from anystep.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
+from anystep.manifest import AS_IS, Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
+from anystep.read_pool import ReadPool
 
 Example = dict[str, Any]
 
@@ -72,8 +73,8 @@ class SmallCache:
   def manifest(self) -> dict[str, Any]:
     return json.loads((self.directory / f"manifest.{self.split}.json").read_text())
 
-  def open(self) -> Cache:
-    return open_cache(self.root, self.task, self.split)
+  def open(self, *, pool: ReadPool | None = None) -> Cache:
+    return open_cache(self.root, self.task, self.split, pool=pool or ReadPool())
 
   def at(self, root: pathlib.Path) -> SmallCache:
     """The same cache, copied to another root."""
@@ -97,6 +98,7 @@ def build(
   source_sizes: Sequence[int] | None = None,
   features: Mapping[str, Feature] = FEATURES,
   example_of: Callable[[int], Example] = example_of,
+  container: str = containers.ARRAY_RECORD,
 ) -> SmallCache:
   """Writes a split of a task's cache below root, beside the splits that are there."""
   source_sizes = source_sizes_of(num_examples) if source_sizes is None else source_sizes
@@ -111,15 +113,12 @@ def build(
   built = SmallCache(root=root, task=task, split=split, examples=examples)  # type: ignore[arg-type]
   built.directory.mkdir(parents=True, exist_ok=True)
   sequences = sorted(name for name, feature in features.items() if feature.shape)
-  record_files, lengths_files = [], []
+  record_files, lengths_files, offsets_files = [], [], []
   for shard in range(num_shards):
     own = built.examples[shard::num_shards]
-    path = built.directory / names.records_name(split, containers.ARRAY_RECORD, shard, num_shards)
-    containers.write_array_record(
-      path,
-      [serialize_example(example) for example in own],
-      options=containers.array_record_options(block_records),
-    )
+    path = built.directory / names.records_name(split, container, shard, num_shards)
+    offsets_path = built.directory / names.offsets_name(split, shard, num_shards)
+    offsets_files += write_shard(container, path, own, block_records=block_records, offsets_path=offsets_path)
     record_files.append(FileEntry.of(path.name, len(own), path.read_bytes()))
     lengths = [[len(example[name]) for name in sequences] for example in own]
     content = npy(np.array(lengths, np.uint32).reshape(len(own), len(sequences)))
@@ -143,12 +142,85 @@ def build(
     block_records=block_records,
     features=features,
     source_sizes=source_sizes,
+    container=container,
     record_files=record_files,
     lengths_files=lengths_files,
+    offsets_files=offsets_files,
     description_files=description_files,
   )
   sign(built.directory, split, manifest.to_json())
   return built
+
+
+def build_as_is(
+  root: pathlib.Path,
+  *,
+  task: str = "demo",
+  split: str = "train",
+  shard_sizes: Sequence[int] = (3, 0, 7, 5),
+  container: str = containers.ARRAY_RECORD,
+  block_records: int = 1,
+  features: Mapping[str, Feature] = FEATURES,
+  example_of: Callable[[int], Example] = example_of,
+) -> SmallCache:
+  """Writes files below root/corpus and, what a cache in layout as_is adds to them."""
+  examples = [example_of(ordinal) for ordinal in range(sum(shard_sizes))]
+  built = SmallCache(root=root, task=task, split=split, examples=examples)
+  built.directory.mkdir(parents=True, exist_ok=True)
+  record_files, offsets_files = [], []
+  start = 0
+  for shard, size in enumerate(shard_sizes):
+    name = as_is_name(task, split, container, shard)
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    offsets_files += write_shard(
+      container,
+      path,
+      examples[start : start + size],
+      block_records=block_records,
+      offsets_path=built.directory / names.offsets_name(split, shard, len(shard_sizes)),
+    )
+    record_files.append(FileEntry.of(name, size, path.read_bytes()))
+    start += size
+  manifest = manifest_as_is_of(
+    task=task,
+    split=split,
+    shard_sizes=shard_sizes,
+    container=container,
+    block_records=block_records,
+    features=features,
+    record_files=record_files,
+    offsets_files=offsets_files,
+  )
+  sign(built.directory, split, manifest.to_json())
+  return built
+
+
+def as_is_name(task: str, split: str, container: str, shard: int) -> str:
+  """The name, below the root, of a file that `build_as_is` finds there."""
+  return f"corpus/{task.replace(':', '/')}/{split}-part{shard}.{container}"
+
+
+def write_shard(
+  container: str,
+  path: pathlib.Path,
+  examples: Sequence[Example],
+  *,
+  block_records: int,
+  offsets_path: pathlib.Path,
+) -> list[FileEntry]:
+  """Writes examples as a file and returns the entry of its offsets file, if its container needs one."""
+  offsets = containers.write_shard(
+    container,
+    path,
+    [serialize_example(example) for example in examples],
+    options=containers.container_options(container, block_records),
+  )
+  if offsets is None:
+    return []
+  content = npy(offsets)
+  offsets_path.write_bytes(content)
+  return [FileEntry.of(offsets_path.name, len(examples), content)]
 
 
 def manifest_of(
@@ -160,22 +232,23 @@ def manifest_of(
   block_records: int = 4,
   source_sizes: Sequence[int] | None = None,
   features: Mapping[str, Feature] = FEATURES,
+  container: str = containers.ARRAY_RECORD,
   **changes: Any,
 ) -> Manifest:
   """A manifest; where no files are given, of files that nobody wrote."""
   sizes = [len(range(shard, num_examples, num_shards)) for shard in range(num_shards)]
   fields = {
     "seed": 0,
-    "container": containers.ARRAY_RECORD,
-    "container_options": containers.array_record_options(block_records),
+    "container_options": containers.container_options(container, block_records),
     "record_files": [
-      FileEntry.of(names.records_name(split, containers.ARRAY_RECORD, shard, num_shards), size, b"")
+      FileEntry.of(names.records_name(split, container, shard, num_shards), size, b"")
       for shard, size in enumerate(sizes)
     ],
     "lengths_files": [
       FileEntry.of(names.lengths_name(split, shard, num_shards), size, b"")
       for shard, size in enumerate(sizes)
     ],
+    "offsets_files": offsets_entries(split, container, sizes),
     "description_files": [
       FileEntry.of(name, 1, b"") for name in (names.info_name(split), names.stats_name(split))
     ],
@@ -183,7 +256,7 @@ def manifest_of(
       SourceShard(name=f"source-{k} of Zürich", examples=size)
       for k, size in enumerate(source_sizes_of(num_examples) if source_sizes is None else source_sizes)
     ],
-    "fingerprint": Fingerprint(reader={"task": task, "preprocessors": []}, provenance={"source": "tests"}),
+    "fingerprint": fingerprint_of(task),
   }
   return Manifest(
     task=task,
@@ -192,13 +265,62 @@ def manifest_of(
     num_shards=num_shards,
     block_records=block_records,
     features=features,
+    container=container,
     **{**fields, **changes},
   )
 
 
+def manifest_as_is_of(
+  *,
+  task: str = "demo",
+  split: str = "train",
+  shard_sizes: Sequence[int] = (3, 0, 7, 5),
+  block_records: int = 1,
+  features: Mapping[str, Feature] = FEATURES,
+  container: str = containers.ARRAY_RECORD,
+  **changes: Any,
+) -> Manifest:
+  """A manifest in layout as_is; where no files are given, of files that nobody wrote."""
+  shards = [(as_is_name(task, split, container, shard), size) for shard, size in enumerate(shard_sizes)]
+  fields = {
+    "layout": AS_IS,
+    "seed": 0,
+    "num_examples": sum(shard_sizes),
+    "num_shards": len(shard_sizes),
+    "container_options": containers.container_options(container, block_records),
+    "record_files": [FileEntry.of(name, size, b"") for name, size in shards],
+    "lengths_files": [],
+    "offsets_files": offsets_entries(split, container, shard_sizes),
+    "description_files": [],
+    "source_shards": [SourceShard(name=name, examples=size) for name, size in shards],
+    "fingerprint": fingerprint_of(task),
+  }
+  return Manifest(
+    task=task,
+    split=split,
+    block_records=block_records,
+    features=features,
+    container=container,
+    **{**fields, **changes},
+  )
+
+
+def offsets_entries(split: str, container: str, sizes: Sequence[int]) -> list[FileEntry]:
+  """The entries of offsets files that nobody wrote; none where the container needs none."""
+  return [
+    FileEntry.of(names.offsets_name(split, shard, len(sizes)), size, b"")
+    for shard, size in enumerate(sizes if container == containers.TFRECORD else [])
+  ]
+
+
+def fingerprint_of(task: str) -> Fingerprint:
+  """The fingerprint of a task that tests made."""
+  return Fingerprint(reader={"task": task, "preprocessors": []}, provenance={"source": "tests"})
+
+
 def cache_without_files(**fields: Any) -> Cache:
-  """A cache for what reads its manifest alone, such as a plan."""
-  manifest = manifest_of(**fields)
+  """A cache for what reads its manifest alone, such as a plan; in layout as_is by shard_sizes."""
+  manifest = manifest_as_is_of(**fields) if "shard_sizes" in fields else manifest_of(**fields)
   sha256 = hashlib.sha256(manifest.to_json().encode()).hexdigest()
   return Cache(epath.Path("/nowhere"), manifest, sha256)
 
