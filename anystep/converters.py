@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Batch, Ragged
 
-Rows = dict[str, np.ndarray]
-"""Model features of several rows: arrays of shape `(rows, length, ...)` or `(rows,)`."""
+Rows = dict[str, Any]
+"""Features of several rows: arrays of shape `(rows, length, ...)` or `(rows,)`, `Ragged` where not padded."""
 
 
 class FeatureConverter(Protocol):
@@ -28,12 +28,14 @@ class FeatureConverter(Protocol):
 
 
 class PassThroughConverter:
-  """Leaves features as they are, sequences cut and filled with zeros to their length."""
+  """Leaves features as they are; sequences that have a length are cut and filled with zeros to it."""
 
   def __call__(self, batch: Batch, feature_lengths: Mapping[str, int]) -> Rows:
-    """See `FeatureConverter`; a sequence without a length is refused (78 `feature_length`)."""
+    """See `FeatureConverter`; a sequence without a length stays ragged."""
     return {
-      name: padded(batch, name, feature_lengths) if isinstance(feature, Ragged) else feature
+      name: feature.to_padded(feature_lengths[name])
+      if isinstance(feature, Ragged) and name in feature_lengths
+      else feature
       for name, feature in batch.items()
     }
 
@@ -89,6 +91,7 @@ def shifted_right(targets: np.ndarray) -> np.ndarray:
   >>> shifted_right(np.array([[5, 6, 1, 0]]))
   array([[0, 5, 6, 1]])
   """
-  inputs = np.zeros_like(targets)
+  inputs = np.empty_like(targets)
+  inputs[:, :1] = 0
   inputs[:, 1:] = targets[:, :-1]
   return inputs

@@ -68,6 +68,12 @@ def test_any_number_of_rows_is_converted(rows):
     assert len(values) == rows
 
 
+def test_rows_may_have_no_length():
+  batch = {"inputs": ragged([[1], []]), "targets": ragged([[2], [3, 4]])}
+  converted = EncoderDecoderConverter()(batch, {"inputs": 0, "targets": 0})
+  assert {values.shape for values in converted.values()} == {(2, 0)}
+
+
 def test_shifting_keeps_dtype_and_rows_apart():
   targets = np.array([[5, 6], [7, 8]], np.int64)
   assert caches.same_array(shifted_right(targets), np.array([[0, 5], [0, 7]]))
@@ -89,15 +95,21 @@ def test_a_feature_that_is_not_there_is_named_with_those_that_are(batch, missing
   assert refused.value.fields == {"expected": missing, "got": ", ".join(sorted(batch))}
 
 
-@pytest.mark.parametrize("converter", [PassThroughConverter(), EncoderDecoderConverter()])
-def test_a_feature_without_a_length_is_refused(converter):
+def test_a_models_feature_without_a_length_is_refused():
   batch = {"inputs": ragged([[1]]), "targets": ragged([[1]])}
   with pytest.raises(AnystepError) as refused:
-    converter(batch, {"inputs": 4, "target": 4})
+    EncoderDecoderConverter()(batch, {"inputs": 4, "target": 4})
   assert (refused.value.code, refused.value.kind) == (78, "feature_length")
   assert refused.value.fields["expected"] == "a length for targets"
   assert refused.value.fields["got"] == {"inputs": 4, "target": 4}
   assert "(named there now: target" in refused.value.fix
+
+
+def test_pass_through_leaves_a_feature_without_a_length_ragged():
+  batch = {"inputs": ragged([[1], [2, 3]]), "targets": ragged([[4], []])}
+  converted = PassThroughConverter()(batch, {"targets": 2})
+  assert converted["inputs"] is batch["inputs"]
+  assert converted["targets"].tolist() == [[4, 0], [0, 0]]
 
 
 def test_an_encoder_decoders_features_are_seqios():
