@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from anystep.manifest import shard_sizes
-from anystep.permutation import permute, round_keys, sub_keys
+from anystep.permutation import permute, round_keys, sub_keys, unpermute
+from anystep.round_robin import RoundRobin
+
+# Round keys held: two purposes for each task and epoch that the steps around one need.
+_HELD_KEYS = 4096
 
 
 class EpochPolicy(enum.StrEnum):
@@ -28,68 +33,136 @@ class Places(NamedTuple):
   places: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnitOrder:
-  """The order of one task's units under a plan, without packing.
+class Turns(NamedTuple):
+  """When units come: `(units,) int64` each; `turns` is q, the shard's own count of what it gave this epoch."""
 
-  Args:
-    task, split: names that key the order.
-    seed: the plan's.
+  epochs: np.ndarray
+  shards: np.ndarray
+  turns: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TaskUnits:
+  """What one task's order depends on.
+
+  Attributes:
+    task: the name.
     num_units: U, units per epoch. num_shards: S. block_records: g.
-    policy: the plan's epoch policy.
-
-  >>> order = UnitOrder(
-  ...   task="demo",
-  ...   split="train",
-  ...   seed=0,
-  ...   num_units=1000,
-  ...   num_shards=8,
-  ...   block_records=16,
-  ...   policy=EpochPolicy.RESHUFFLE,
-  ... )
-  >>> order.locate(np.array([0, 1000, 1001]))
-  Places(epochs=array([0, 1, 1]), shards=array([0, 0, 1]), places=array([ 0, 72, 50]))
+    shard_units: R_s, `(S,) int64`; None where unit u is in shard u mod S, as in a preshuffled cache.
   """
 
   task: str
-  split: str
-  seed: int
   num_units: int
   num_shards: int
   block_records: int
-  policy: EpochPolicy
+  shard_units: np.ndarray | None = None
 
-  def locate(self, units: np.ndarray) -> Places:
-    """Places of units v >= 0, `(units,) int64`, in any order and of any epochs."""
-    epochs, within = np.divmod(np.asarray(units, np.int64), self.num_units)
-    shards, places = np.empty_like(within), np.empty_like(within)
-    for epoch in np.unique(epochs).tolist():
-      rows = epochs == epoch
-      shards[rows], places[rows] = self._locate_within(within[rows], epoch)
-    return Places(epochs, shards, places)
 
-  def _locate_within(self, within: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    if self.policy is EpochPolicy.GLOBAL:
-      within = permute(within, self.num_units, self._keys("global", epoch))
-    places, shards = np.divmod(within, self.num_shards)
-    if self.policy is EpochPolicy.RESHUFFLE and epoch > 0:
-      places = self._reshuffle(shards, places, epoch)
-    return shards, places
+class UnitOrder:
+  """The order of the units of a plan's tasks.
 
-  def _reshuffle(self, shards: np.ndarray, places: np.ndarray, epoch: int) -> np.ndarray:
-    sizes = shard_sizes(self.num_units, self.num_shards)[shards]
-    whole_blocks = sizes // self.block_records
-    blocks, places = np.divmod(places, self.block_records)
-    in_whole = blocks < whole_blocks
-    epoch_keys = sub_keys(self._keys("epoch", epoch), shards)
-    blocks = np.where(
-      in_whole,
-      permute(np.where(in_whole, blocks, 0), np.maximum(whole_blocks, 1), epoch_keys),
-      blocks,
+  Args:
+    tasks: in the order that `task` arguments count.
+    split, seed, policy: the plan's.
+
+  >>> demo = TaskUnits(task="demo", num_units=1000, num_shards=8, block_records=16)
+  >>> order = UnitOrder([demo], split="train", seed=0, policy=EpochPolicy.RESHUFFLE)
+  >>> order.locate(0, np.array([0, 1000, 1001]))
+  Places(epochs=array([0, 1, 1]), shards=array([0, 0, 1]), places=array([ 0, 72, 50]))
+  """
+
+  def __init__(self, tasks: Sequence[TaskUnits], *, split: str, seed: int, policy: EpochPolicy):
+    self._names = [task.task for task in tasks]
+    self._num_units = np.array([task.num_units for task in tasks], np.int64)
+    self._num_shards = np.array([task.num_shards for task in tasks], np.int64)
+    self._block_records = np.array([task.block_records for task in tasks], np.int64)
+    self._shard_units = {k: t.shard_units for k, t in enumerate(tasks) if t.shard_units is not None}
+    self._round_robins = {k: RoundRobin(units) for k, units in self._shard_units.items()}
+    self._policy = policy
+    self._keys = functools.lru_cache(_HELD_KEYS)(
+      lambda purpose, task, epoch: round_keys(purpose, self._names[task], split, seed, epoch)
     )
-    block_keys = sub_keys(sub_keys(self._keys("block", epoch), shards), blocks)
-    block_sizes = np.where(in_whole, self.block_records, sizes - whole_blocks * self.block_records)
-    return blocks * self.block_records + permute(places, block_sizes, block_keys)
 
-  def _keys(self, purpose: str, epoch: int) -> np.ndarray:
-    return round_keys(purpose, self.task, self.split, self.seed, epoch)
+  def locate(self, task: np.ndarray | int, units: np.ndarray) -> Places:
+    """Places of units v >= 0 in any order, of any epochs and tasks.
+
+    Args:
+      task: whose they are, `(units,)` or one for all.
+      units: `(units,) int64`.
+    """
+    turns = self.turns(task, units)
+    return Places(turns.epochs, turns.shards, self.places(task, turns))
+
+  def turns(self, task: np.ndarray | int, units: np.ndarray) -> Turns:
+    """Turns of units, with the same arguments as `locate`."""
+    units = np.asarray(units, np.int64)
+    task = np.broadcast_to(task, units.shape)
+    epochs, within = np.divmod(units, self._num_units[task])
+    if self._policy is EpochPolicy.GLOBAL and units.size:
+      within = permute(within, self._num_units[task], self._epoch_keys("global", task, epochs))
+    turns, shards = np.divmod(within, self._num_shards[task])
+    for k, round_robin in self._round_robins.items():
+      own = task == k
+      if own.any():
+        shards[own], turns[own] = round_robin.locate(within[own])
+    return Turns(epochs, shards, turns)
+
+  def places(self, task: np.ndarray | int, turns: Turns) -> np.ndarray:
+    """The places that shards give in their turns, `(units,) int64`."""
+    return self._reshuffle(task, turns.epochs, turns.shards, turns.turns, permute)
+
+  def unit_of(self, task: int, where: Places) -> np.ndarray:
+    """Units that lie at places of one task, `(units,) int64`: the inverse of `locate`."""
+    turns = self._reshuffle(task, where.epochs, where.shards, where.places, unpermute)
+    within = turns * self._num_shards[task] + where.shards
+    if task in self._round_robins:
+      within = self._round_robins[task].unit_of(where.shards, turns)
+    if self._policy is EpochPolicy.GLOBAL and within.size:
+      tasks = np.broadcast_to(task, within.shape)
+      within = unpermute(within, self._num_units[tasks], self._epoch_keys("global", tasks, where.epochs))
+    return where.epochs * self._num_units[task] + within
+
+  def _reshuffle(self, task, epochs, shards, turns, permutation) -> np.ndarray:
+    """Turns to places, or with `unpermute` the other way: block numbers first or last, as the keys need."""
+    if self._policy is not EpochPolicy.RESHUFFLE or not (epochs > 0).any():
+      return turns
+    if not (epochs > 0).all():
+      later = epochs > 0
+      task = np.broadcast_to(task, turns.shape)[later]
+      result = turns.copy()
+      result[later] = self._reshuffle(task, epochs[later], shards[later], turns[later], permutation)
+      return result
+    task = np.broadcast_to(task, turns.shape)
+    block_records, sizes = self._block_records[task], self.shard_sizes(task, shards)
+    whole_blocks = sizes // block_records
+    blocks, within = np.divmod(turns, block_records)
+    in_whole = blocks < whole_blocks
+    epoch_keys = sub_keys(self._epoch_keys("epoch", task, epochs), shards)
+    permuted = permutation(np.where(in_whole, blocks, 0), np.maximum(whole_blocks, 1), epoch_keys)
+    permuted = np.where(in_whole, permuted, blocks)
+    # b', the block's place in the file, keys the order within it.
+    in_file = permuted if permutation is permute else blocks
+    block_keys = sub_keys(sub_keys(self._epoch_keys("block", task, epochs), shards), in_file)
+    block_sizes = np.where(in_whole, block_records, sizes - whole_blocks * block_records)
+    return permuted * block_records + permutation(within, block_sizes, block_keys)
+
+  def shard_sizes(self, task: np.ndarray, shards: np.ndarray) -> np.ndarray:
+    """R_s of shards of tasks: `(units,) int64`."""
+    num_shards = self._num_shards[task]
+    sizes = (self._num_units[task] - shards + num_shards - 1) // num_shards
+    for k, units in self._shard_units.items():
+      own = task == k
+      sizes[own] = units[shards[own]]
+    return sizes
+
+  def _epoch_keys(self, purpose: str, task: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    """The keys of each unit's task and epoch: `(units, 8) uint64`, or `(8,)` where all have the same."""
+    first_epoch = int(epochs.min())
+    codes = (epochs - first_epoch) * len(self._names) + task
+    pairs, pair_of = np.unique(codes, return_inverse=True)
+    keys = [
+      self._keys(purpose, code % len(self._names), first_epoch + code // len(self._names))
+      for code in pairs.tolist()
+    ]
+    # Column by column in memory, as permutations work on them.
+    return keys[0] if len(keys) == 1 else np.stack(keys, axis=1).take(pair_of, axis=1).T

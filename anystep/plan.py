@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from anystep.cache import Cache
-from anystep.epochs import EpochPolicy, UnitOrder
-from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import canonical_json, is_count
+from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
+from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.manifest import AS_IS, PRESHUFFLED, canonical_json, is_count
+from anystep.mixing import Mixing
+from anystep.segments import Segment, SegmentTask, refuse_wrong
 
 PLAN_VERSION = 1
 PADDING_TASK = -1
+
+Rate = int | float | str | Fraction
 
 
 class BatchRows(NamedTuple):
@@ -43,59 +49,43 @@ class PlannedTask:
   block_records: int
   num_units: int
   unit_table: str | None = None
+  layout: str = PRESHUFFLED
 
   def __post_init__(self):
-    _validate(
+    refuse_wrong(
       fingerprint=isinstance(self.fingerprint, str),
       manifest_sha256=isinstance(self.manifest_sha256, str),
       num_shards=is_count(self.num_shards, least=1),
       block_records=is_count(self.block_records, least=1),
-      num_units=is_count(self.num_units),
+      num_units=is_count(self.num_units, least=1),
+      unit_table=self.unit_table is None,
+      layout=self.layout in (PRESHUFFLED, AS_IS),
     )
 
   @classmethod
   def of(cls, cache: Cache) -> PlannedTask:
-    """What a plan remembers of a cache, whose units are its examples."""
+    """What a plan remembers of a cache, whose units are its examples.
+
+    Raises:
+      AnystepError: 66 `cache_empty`.
+    """
     m = cache.manifest
+    if m.num_examples == 0:
+      raise AnystepError(
+        ExitCode.NO_INPUT,
+        "cache_empty",
+        task=m.task,
+        split=m.split,
+        path=cache.directory,
+        fix="cache the task from a source that yields examples for this split",
+      )
     return cls(
       fingerprint=m.fingerprint.reader_sha256,
       manifest_sha256=cache.manifest_sha256,
       num_shards=m.num_shards,
       block_records=m.block_records,
       num_units=m.num_examples,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentTask:
-  """A task's part in a segment: its rate, its stripes per period, and the unit it starts with."""
-
-  rate: str
-  quota: int
-  first_unit: int
-
-  def __post_init__(self):
-    _validate(quota=is_count(self.quota), first_unit=is_count(self.first_unit))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Segment:
-  """A stretch of steps from start_step on, under one batch size and one set of tasks."""
-
-  start_step: int
-  batch_size: int
-  lanes: int
-  first_stripe: int
-  tasks: Mapping[str, SegmentTask]
-  reason: str
-
-  def __post_init__(self):
-    _validate(
-      start_step=is_count(self.start_step),
-      batch_size=is_count(self.batch_size, least=1),
-      lanes=is_count(self.lanes, least=1) and self.batch_size % self.lanes == 0,
-      first_stripe=is_count(self.first_stripe),
-      tasks=len(self.tasks) == 1,
+      layout=m.layout,
     )
 
 
@@ -109,8 +99,10 @@ class Plan:
     num_epochs: after how many epochs of some task the data ends; None for never.
     feature_lengths: tokens per feature that rows are cut and filled to.
     epoch_policy: how later epochs are ordered.
-    tasks: the caches, by task name.
-    segments: by start_step.
+    tasks: the caches of every task that any segment has, by name.
+    segments: by start_step; of those that start at one step the last counts.
+    shard_units: units of each shard, `(S,) int64`, of tasks whose shards differ by more than one, as in
+      layout `as_is`. Not in the JSON: `on_caches` puts it back.
   """
 
   split: str
@@ -122,85 +114,182 @@ class Plan:
   segments: Sequence[Segment]
   packing: str = "none"
   rate_unit: str = "examples"
+  shard_units: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   def __post_init__(self):
-    _validate(
+    starts = [segment.start_step for segment in self.segments]
+    refuse_wrong(
       split=isinstance(self.split, str),
-      seed=isinstance(self.seed, int),
+      seed=type(self.seed) is int,
       num_epochs=self.num_epochs is None or is_count(self.num_epochs, least=1),
       feature_lengths=all(is_count(length) for length in self.feature_lengths.values()),
       packing=self.packing == "none",
-      rate_unit=self.rate_unit == "examples",
-      segments=len(self.segments) == 1,
+      rate_unit=self.rate_unit in ("examples", "units"),
+      segments=starts[:1] == [0] and starts == sorted(starts),
       tasks=all(name in self.tasks for segment in self.segments for name in segment.tasks),
-      num_units=all(task.num_units for task in self.tasks.values()),
     )
+
+  def __getstate__(self) -> dict[str, Any]:
+    # What was computed of the fields is computed anew where it is needed.
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   @classmethod
   def start(
     cls,
-    cache: Cache,
+    caches: Cache | Iterable[Cache],
     *,
     batch_size: int,
+    rates: Mapping[str, Rate] | None = None,
     feature_lengths: Mapping[str, int] | None = None,
     seed: int = 0,
     num_epochs: int | None = None,
-    epoch_policy: EpochPolicy | str = EpochPolicy.RESHUFFLE,
+    epoch_policy: EpochPolicy | str | None = None,
+    rate_unit: str = "examples",
     lanes: int | None = None,
   ) -> Plan:
     """The plan of a run that starts at step 0.
 
     Args:
-      cache: the task's cache; its split is the plan's.
+      caches: the task's cache, or the caches of a mixture's tasks; their split is the plan's.
       batch_size: rows of a batch, over all hosts.
+      rates: how often each task's examples come, in any proportion; one task needs none.
       feature_lengths: tokens per feature.
       seed: see the class.
       num_epochs: see the class.
-      epoch_policy: see the class.
+      epoch_policy: see the class; by default `reshuffle`, and `global` for layout `as_is`.
+      rate_unit: what rates count: `examples`, as SeqIO's do, or `units`.
       lanes: M; hosts whose number divides it read files of their own. Default: the most that the
         order specification allows.
 
     Raises:
-      AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `epoch_policy`; 66 `cache_empty`.
+      AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `epoch_policy`, `rates`, `task_unknown`, `split`,
+        `feature_lengths`; 66 `cache_empty`.
     """
-    planned = PlannedTask.of(cache)
-    name = cache.manifest.task
-    if planned.num_units == 0:
-      raise AnystepError(
-        ExitCode.NO_INPUT,
-        "cache_empty",
-        task=name,
-        split=cache.manifest.split,
-        path=cache.directory,
-        fix="cache the task from a source that yields examples for this split",
-      )
-    _require(batch_size >= 1, "batch_size", "at least 1 row", batch_size)
-    _require(num_epochs is None or num_epochs >= 1, "num_epochs", "None or at least 1", num_epochs)
+    by_name = _by_task(caches)
+    manifests = [cache.manifest for cache in by_name.values()]
+    splits = {m.split for m in manifests}
+    _require(len(splits) == 1, "split", "caches of one split", sorted(splits))
+    _require(num_epochs is None or is_count(num_epochs, least=1), "num_epochs", "None or >= 1", num_epochs)
+    _require(type(seed) is int, "seed", "a whole number", seed)
+    lengths = dict(feature_lengths or {})
+    _require(all(map(is_count, lengths.values())), "feature_lengths", "whole numbers >= 0", lengths)
+    _require(rate_unit in ("examples", "units"), "rate_unit", "examples or units", rate_unit)
+    if epoch_policy is None:
+      layouts = {m.layout for m in manifests}
+      named = "a policy by name, for a mixture of layouts preshuffled and as_is"
+      _require(len(layouts) == 1, "epoch_policy", named, None)
+      epoch_policy = EpochPolicy.GLOBAL if layouts == {AS_IS} else EpochPolicy.RESHUFFLE
     policies = [policy.value for policy in EpochPolicy]
     _require(epoch_policy in policies, "epoch_policy", " or ".join(policies), epoch_policy)
-    if lanes is None:
-      lanes = default_lanes(batch_size, planned.num_shards)
-    divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
-    _require(lanes in divisors, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
-    segment = Segment(
+    if rates is None:
+      _require(len(by_name) == 1, "rates", f"rates of {', '.join(by_name)}", None)
+      rates = dict.fromkeys(by_name, 1)
+    planned = {name: PlannedTask.of(cache) for name, cache in by_name.items()}
+    segment = _segment(
+      planned,
+      rates,
       start_step=0,
       batch_size=batch_size,
       lanes=lanes,
-      first_stripe=0,
-      tasks={name: SegmentTask(rate="1", quota=1, first_unit=0)},
+      first_units={},
       reason="start",
     )
     return cls(
-      split=cache.manifest.split,
+      split=splits.pop(),
       seed=seed,
       num_epochs=num_epochs,
-      feature_lengths=dict(feature_lengths or {}),
+      feature_lengths=lengths,
       epoch_policy=EpochPolicy(epoch_policy),
-      tasks={name: planned},
+      tasks={name: planned[name] for name in segment.tasks},
       segments=(segment,),
-    )
+      rate_unit=rate_unit,
+    ).on_caches(by_name)
 
-  @property
+  def change(
+    self,
+    step: int,
+    *,
+    rates: Mapping[str, Rate] | None = None,
+    batch_size: int | None = None,
+    lanes: int | None = None,
+    caches: Cache | Iterable[Cache] = (),
+    trained_steps: int = 0,
+    reason: str = "change",
+  ) -> Plan:
+    """The plan with another mixture, batch size or lanes from a step on.
+
+    Every task goes on where it stood, also one that left and returns. Segments that start at that step or
+    later are dropped and named in the new one's reason.
+
+    Args:
+      step: the first step of the new segment.
+      rates: the whole new mixture; a task that is not named, or with rate 0, leaves. None leaves all as is.
+      batch_size: rows of a batch; None for as before.
+      lanes: M; None for as before, or for the default where batch size or tasks change.
+      caches: of tasks that the plan does not know yet.
+      trained_steps: steps that are trained already, whose data is past: `step` must not be below.
+      reason: why, for people.
+
+    Raises:
+      AnystepError: 78 `step_trained`, `data_ended`, and as `start`; 76 `plan_cache` for another cache than
+        the plan's of a task that it knows.
+    """
+    self._check_future(step, trained_steps)
+    old = self.segment_at(step)
+    new_caches = _by_task(caches)
+    for name, cache in new_caches.items():
+      _require(cache.manifest.split == self.split, "split", self.split, f"{cache.manifest.split} of {name}")
+    # `on_caches` compares those of tasks that the plan knows.
+    planned = {**{name: PlannedTask.of(cache) for name, cache in new_caches.items()}, **self.tasks}
+    if rates is None:
+      rates = {name: task.rate for name, task in old.tasks.items()}
+    segment = _segment(
+      planned,
+      rates,
+      start_step=step,
+      batch_size=old.batch_size if batch_size is None else batch_size,
+      lanes=lanes,
+      first_units=self._units_at(step),
+      reason=reason,
+    )
+    if lanes is None and segment.batch_size == old.batch_size and segment.tasks.keys() == old.tasks.keys():
+      segment = dataclasses.replace(segment, lanes=old.lanes)
+    if segment.quotas == old.quotas:
+      first_stripe = old.standing_at(step, start_step=step, reason=reason).first_stripe
+      segment = dataclasses.replace(segment, first_stripe=first_stripe)
+    return self._with_segments([segment], planned).on_caches(new_caches)
+
+  def skip(self, step: int, until: int, *, trained_steps: int = 0, reason: str | None = None) -> Plan:
+    """The plan that leaves out the batches of steps [step, until): step + i is what until + i was.
+
+    Args:
+      step: the first step that is left out, and whose place `until` takes.
+      until: the first step that is trained again.
+      trained_steps: as in `change`.
+      reason: why, for people.
+
+    Raises:
+      AnystepError: 78 `skip`, `step_trained`, `data_ended`.
+    """
+    _require(is_count(until) and until > step, "skip", f"steps [{step}, b) with b > {step}", until)
+    self._check_future(step, trained_steps)
+    self._check_future(until, 0)
+    reason = reason or f"skip of [{step}, {until})"
+    standing = self.segment_at(until).standing_at(until, start_step=step, reason=reason)
+    # A task that left before `until` returns where it stood then: a segment of no steps says so.
+    then, now = self._units_at(until), self._units_at(step)
+    left = {name: unit for name, unit in then.items() if name not in standing.tasks and now.get(name) != unit}
+    if not left:
+      return self._with_segments([standing], self.tasks)
+    position = dataclasses.replace(
+      standing,
+      first_stripe=0,
+      tasks={name: SegmentTask(rate="1", quota=1, first_unit=unit) for name, unit in left.items()},
+      reason=f"{reason}: where tasks stood that had left",
+    )
+    return self._with_segments([position, standing], self.tasks)
+
+  @functools.cached_property
   def task_names(self) -> list[str]:
     """The plan's tasks in name order, which `BatchRows.task` counts."""
     return sorted(self.tasks, key=str.encode)
@@ -209,15 +298,25 @@ class Plan:
     """The segment that a step belongs to."""
     return next(s for s in reversed(self.segments) if s.start_step <= step)
 
+  @functools.cached_property
+  def _end(self) -> tuple[int, int] | None:
+    """(step, its stripe) right after the data's last stripe; None where it never ends."""
+    if self.num_epochs is None:
+      return None
+    last_units = {name: self.num_epochs * task.num_units for name, task in self.tasks.items()}
+    for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+      next_start = math.inf if following is None else following.start_step
+      if segment.start_step < next_start and (end := segment.end(last_units)) <= (next_start, 0):
+        return end
+    raise AssertionError("a plan's last segment has no next one, so its data ends in it")
+
   @property
   def num_steps(self) -> int | None:
     """Steps until the data ends; None where it never does."""
-    if self.num_epochs is None:
+    if self._end is None:
       return None
-    segment = self.segments[-1]
-    ((name, part),) = segment.tasks.items()
-    units_left = self.num_epochs * self.tasks[name].num_units - part.first_unit
-    return segment.start_step + -(-units_left // segment.batch_size)
+    step, stripe = self._end
+    return step + bool(stripe)
 
   def batch(self, step: int, rows: np.ndarray | None = None) -> BatchRows:
     """What the batch of a step consists of.
@@ -227,68 +326,170 @@ class Plan:
       rows: the rows wanted, `(rows,)`; all by default.
 
     Raises:
-      AnystepError: 78 `data_ended` for a step after the last.
+      AnystepError: 78 `data_ended` for a step after the last, `rows` for rows that a batch does not have.
     """
+    task, unit, real = self.units(step, rows)
+    batch = BatchRows(task, unit, *self.unit_order.locate(task, unit))
+    if real is None:
+      return batch
+    return BatchRows(np.where(real, task, PADDING_TASK), *(np.where(real, column, 0) for column in batch[1:]))
+
+  def units(
+    self, step: int, rows: np.ndarray | None = None
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Task, unit and whether it is no padding of the rows of a step, `(rows,)` each; None where none is."""
     if step < 0:
       raise ValueError(f"step must be at least 0, not {step}")
     if self.num_steps is not None and step >= self.num_steps:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "data_ended",
-        expected=f"a step below {self.num_steps}",
-        got=step,
-        fix="train for fewer steps or for more epochs",
-      )
+      raise self._data_ended(step)
     segment = self.segment_at(step)
-    wanted = np.arange(segment.batch_size) if rows is None else checked_rows(rows, segment.batch_size)
-    stripes = segment.batch_size // segment.lanes
-    lane, stripe = np.divmod(wanted, stripes)
-    ((name, part),) = segment.tasks.items()
-    unit = part.first_unit + ((step - segment.start_step) * stripes + stripe) * segment.lanes + lane
-    places = self.unit_order(name).locate(unit)
-    task = np.full(unit.shape, self.task_names.index(name), np.int64)
-    batch = BatchRows(task, unit, *places)
-    if self.num_epochs is None:
-      return batch
-    real = unit < self.num_epochs * self.tasks[name].num_units
-    return BatchRows(np.where(real, task, PADDING_TASK), *(np.where(real, column, 0) for column in batch[1:]))
+    own = segment.rows(step, None if rows is None else checked_rows(rows, segment.batch_size))
+    task = self._positions[segment.start_step][own.task]
+    if self._end is None:
+      return task, own.unit, None
+    end_step, end_stripe = self._end
+    below_last = own.unit < self._last_units[task]
+    before_end = own.stripe < end_stripe if step == end_step else True
+    return task, own.unit, below_last & before_end
 
-  def unit_order(self, task: str) -> UnitOrder:
-    """The order of a task's units under this plan."""
-    planned = self.tasks[task]
-    return UnitOrder(
-      task=task,
-      split=self.split,
-      seed=self.seed,
-      num_units=planned.num_units,
-      num_shards=planned.num_shards,
-      block_records=planned.block_records,
-      policy=self.epoch_policy,
-    )
+  @functools.cached_property
+  def _positions(self) -> dict[int, np.ndarray]:
+    """By start step, the places of a segment's tasks among the plan's."""
+    place = {name: k for k, name in enumerate(self.task_names)}
+    return {s.start_step: np.array([place[name] for name in s.mixing.names]) for s in self.segments}
 
-  def check_caches(self, caches: Mapping[str, Cache]) -> None:
-    """Refuses caches other than those that the plan was made for.
+  @functools.cached_property
+  def _last_units(self) -> np.ndarray:
+    epochs, endless = self.num_epochs or 0, np.iinfo(np.int64).max
+    return np.array([min(epochs * self.tasks[name].num_units, endless) for name in self.task_names], np.int64)
+
+  def when(self, task: str, unit: int) -> tuple[int, int] | None:
+    """(step, row) that trains on a task's unit; None where no step does."""
+    for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+      found = segment.when(task, unit)
+      if found is None or (following is not None and found[0] >= following.start_step):
+        continue
+      step, row = found
+      if self.num_steps is not None and step >= self.num_steps:
+        return None
+      _, _, real = self.units(step, np.array([row]))
+      return found if real is None or real[0] else None
+    return None
+
+  @functools.cached_property
+  def unit_order(self) -> UnitOrder:
+    """Where the units of the plan's tasks lie, by `task_names`."""
+    unknown = [n for n, task in self.tasks.items() if task.layout == AS_IS and n not in self.shard_units]
+    _require(not unknown, "plan_caches", "a plan that knows its caches: plan.on_caches(caches)", unknown)
+    tasks = [
+      TaskUnits(
+        task=name,
+        num_units=self.tasks[name].num_units,
+        num_shards=self.tasks[name].num_shards,
+        block_records=self.tasks[name].block_records,
+        shard_units=self.shard_units.get(name),
+      )
+      for name in self.task_names
+    ]
+    return UnitOrder(tasks, split=self.split, seed=self.seed, policy=self.epoch_policy)
+
+  def on_caches(self, caches: Mapping[str, Cache]) -> Plan:
+    """The plan, with what its order needs of these caches and its JSON does not hold.
 
     Raises:
-      AnystepError: 76 `plan_cache` with both sides of the first difference.
+      AnystepError: 76 `plan_cache` for a cache other than the one that the plan was made for, with both
+        sides of the first difference; `feature_lengths` for one that was cached for other lengths.
     """
-    for name, planned in self.tasks.items():
-      found = dataclasses.asdict(PlannedTask.of(caches[name]))
-      for field, value in dataclasses.asdict(planned).items():
-        if found[field] != value:
-          raise AnystepError(
-            ExitCode.MISMATCH,
-            "plan_cache",
-            task=name,
-            field=field,
-            expected=value,
-            got=found[field],
-            fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
-          )
+    shard_units = dict(self.shard_units)
+    for name in self.tasks.keys() & caches.keys():
+      self._check_cache(name, caches[name])
+      manifest = caches[name].manifest
+      if manifest.layout == AS_IS:
+        shard_units[name] = manifest.shard_records
+    return dataclasses.replace(self, shard_units=shard_units)
+
+  def _check_cache(self, name: str, cache: Cache) -> None:
+    found = dataclasses.asdict(PlannedTask.of(cache))
+    for field, value in dataclasses.asdict(self.tasks[name]).items():
+      if found[field] != value:
+        raise AnystepError(
+          ExitCode.MISMATCH,
+          "plan_cache",
+          task=name,
+          field=field,
+          expected=value,
+          got=found[field],
+          fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
+        )
+    for feature, length in (cache.manifest.task_feature_lengths or {}).items():
+      if self.feature_lengths.get(feature, length) != length:
+        raise AnystepError(
+          ExitCode.MISMATCH,
+          "feature_lengths",
+          task=name,
+          feature=feature,
+          expected=self.feature_lengths[feature],
+          got=length,
+          fix="ask for the lengths that the task was cached for, or cache it for these",
+        )
+
+  def _units_at(self, step: int) -> dict[str, int]:
+    """The next unit at a step of every task that had one before."""
+    units: dict[str, int] = {}
+    starts = [segment.start_step for segment in self.segments[1:]]
+    for segment, stop in zip(self.segments, [*starts, step], strict=True):
+      if segment.start_step <= step:
+        units |= segment.units_at(min(stop, step))
+    return units
+
+  def _check_future(self, step: int, trained_steps: int) -> None:
+    _require(is_count(step), "step", "a step, a whole number >= 0", step)
+    if step < trained_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "step_trained",
+        expected=f"a step not yet trained: {trained_steps} or later",
+        got=step,
+        fix="change the data from a later step on, or go back to an earlier checkpoint first",
+      )
+    if self.num_steps is not None and step >= self.num_steps:
+      raise self._data_ended(step)
+
+  def _data_ended(self, step: int) -> AnystepError:
+    return AnystepError(
+      ExitCode.CONFIG,
+      "data_ended",
+      expected=f"a step below {self.num_steps}",
+      got=step,
+      fix="train for fewer steps or for more epochs",
+    )
+
+  def _with_segments(self, new: Sequence[Segment], tasks: Mapping[str, PlannedTask]) -> Plan:
+    """The plan with segments that start at one step in place of those that start later."""
+    start_step, names = new[-1].start_step, {name for segment in new for name in segment.tasks}
+    kept = [s for s in self.segments if s.start_step <= start_step]
+    dropped = [s.start_step for s in self.segments if s.start_step > start_step]
+    # One that starts at the same step has no steps left. It stays where it alone says where a task stands.
+    while kept and kept[-1].start_step == start_step and kept[-1].tasks.keys() <= names:
+      dropped.insert(0, kept.pop().start_step)
+    last = new[-1]
+    if dropped:
+      where = ", ".join(map(str, dropped))
+      last = dataclasses.replace(last, reason=f"{last.reason}; dropped what was to start at {where}")
+    segments = (*kept, *new[:-1], last)
+    used = {name for segment in segments for name in segment.tasks}
+    planned = {name: task for name, task in tasks.items() if name in used}
+    return dataclasses.replace(self, segments=segments, tasks=planned)
 
   def to_json(self) -> str:
     """The plan's text: equal plans are equal bytes."""
-    document = {"version": PLAN_VERSION, **dataclasses.asdict(self)}
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shard_units"}
+    document = {
+      "version": PLAN_VERSION,
+      **fields,
+      "tasks": {name: dataclasses.asdict(task) for name, task in self.tasks.items()},
+      "segments": [dataclasses.asdict(segment) for segment in self.segments],
+    }
     return canonical_json(document, indent=1) + "\n"
 
   @property
@@ -306,8 +507,8 @@ class Plan:
     try:
       document = json.loads(text)
       version = document.pop("version")
-      if version != PLAN_VERSION:
-        raise ValueError(f"version {version}, not {PLAN_VERSION}")
+      if type(version) is not int or version != PLAN_VERSION:
+        raise ValueError(f"version {version!r}, not {PLAN_VERSION}")
       return cls._from_document(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise AnystepError(
@@ -320,6 +521,8 @@ class Plan:
 
   @classmethod
   def _from_document(cls, document: dict[str, Any]) -> Plan:
+    if "shard_units" in document:
+      raise ValueError("shard_units is not a field of the file")
     tasks = {name: PlannedTask(**task) for name, task in document.pop("tasks").items()}
     segments = tuple(
       Segment(
@@ -334,6 +537,60 @@ class Plan:
     return cls(**document, epoch_policy=policy, tasks=tasks, segments=segments)
 
 
+def _segment(
+  planned: Mapping[str, PlannedTask],
+  rates: Mapping[str, Rate],
+  *,
+  start_step: int,
+  batch_size: int,
+  lanes: int | None,
+  first_units: Mapping[str, int],
+  reason: str,
+) -> Segment:
+  """A segment from the mixture's first stripe on, its quotas made of rates."""
+  for name in rates:
+    if name not in planned:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "task_unknown",
+        expected=f"tasks whose caches are given: {nearest(name, planned)}",
+        got=name,
+        fix="correct the name, or give the task's cache too",
+      )
+  _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
+  # A task's units are its examples, so that a rate in examples is a rate in units.
+  mixing = Mixing(rates)
+  if lanes is None:
+    lanes = default_lanes(batch_size, [planned[name].num_shards for name in mixing.names])
+  divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+  _require(is_count(lanes) and lanes in divisors, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
+  return Segment(
+    start_step=start_step,
+    batch_size=batch_size,
+    lanes=lanes,
+    first_stripe=0,
+    tasks={
+      name: SegmentTask(rate=str(rates[name]), quota=int(quota), first_unit=first_units.get(name, 0))
+      for name, quota in zip(mixing.names, mixing.quotas, strict=True)
+    },
+    reason=reason,
+  )
+
+
+def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
+  """M, so that a lane reads one residue class of the shards of every task that has more than one.
+
+  >>> default_lanes(256, [64]), default_lanes(256, [64, 48, 1]), default_lanes(16, [64, 48])
+  (64, 8, 1)
+  """
+  sharded = [shards for shards in shard_counts if shards > 1]
+  common = math.gcd(batch_size, *sharded)
+  if len(sharded) == 1:
+    return common
+  fitting = [lanes for lanes in range(1, batch_size // 32 + 1) if common % lanes == 0]
+  return max(fitting, default=1) if sharded else 1
+
+
 def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
   """Row numbers of a batch as `int64`.
 
@@ -346,16 +603,12 @@ def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
   return rows
 
 
-def default_lanes(batch_size: int, num_shards: int) -> int:
-  """M for one task: gcd(B, S), so that a lane reads one residue class of the shards."""
-  return math.gcd(batch_size, num_shards)
-
-
-def _validate(**checks: bool) -> None:
-  """Raises a ValueError that names the fields whose checks fail."""
-  wrong = [name for name, right in checks.items() if not right]
-  if wrong:
-    raise ValueError(f"wrong {', '.join(wrong)}")
+def _by_task(caches: Cache | Iterable[Cache]) -> dict[str, Cache]:
+  several = [caches] if isinstance(caches, Cache) else list(caches)
+  by_name = {cache.manifest.task: cache for cache in several}
+  names = [cache.manifest.task for cache in several]
+  _require(len(by_name) == len(names), "caches", "one cache a task", names)
+  return by_name
 
 
 def _require(condition: bool, kind: str, expected: object, got: object) -> None:

@@ -1,0 +1,166 @@
+"""A segment: a stretch of steps under one batch size and one mixture (design section 6, Segments, Rows)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from anystep.manifest import is_count
+from anystep.mixing import Mixing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentTask:
+  """A task's part in a segment: its rate, its stripes per period, and the unit it starts with."""
+
+  rate: str
+  quota: int
+  first_unit: int
+
+  def __post_init__(self):
+    refuse_wrong(
+      rate=isinstance(self.rate, str), quota=is_count(self.quota), first_unit=is_count(self.first_unit)
+    )
+
+
+class SegmentRows(NamedTuple):
+  """Rows of a step: position among the segment's tasks, unit, and stripe of the step, `(rows,) int64` each."""
+
+  task: np.ndarray
+  unit: np.ndarray
+  stripe: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+  """A stretch of steps from start_step on.
+
+  Attributes:
+    start_step: its first step.
+    batch_size: B, rows of a batch over all hosts. lanes: M, a divisor of B.
+    first_stripe: the stripe of the mixture's endless sequence that the first step begins with.
+    tasks: the mixture, by name.
+    reason: why it is here, for people.
+  """
+
+  start_step: int
+  batch_size: int
+  lanes: int
+  first_stripe: int
+  tasks: Mapping[str, SegmentTask]
+  reason: str
+
+  def __post_init__(self):
+    refuse_wrong(
+      start_step=is_count(self.start_step),
+      batch_size=is_count(self.batch_size, least=1),
+      lanes=is_count(self.lanes, least=1) and is_count(self.batch_size) and self.batch_size % self.lanes == 0,
+      first_stripe=is_count(self.first_stripe),
+      tasks=any(task.quota for task in self.tasks.values()),
+      reason=isinstance(self.reason, str),
+    )
+    # Refuses quotas that no rates give.
+    Mixing.of_quotas(self.quotas)
+
+  @property
+  def mixing(self) -> Mixing:
+    """Which task each stripe goes to; its names are the segment's tasks in order."""
+    return Mixing.of_quotas(self.quotas)
+
+  @property
+  def quotas(self) -> dict[str, int]:
+    """The tasks' stripes per period."""
+    return {name: task.quota for name, task in self.tasks.items()}
+
+  @property
+  def stripes_per_step(self) -> int:
+    """G: stripes of M units that make a batch."""
+    return self.batch_size // self.lanes
+
+  def rows(self, step: int, wanted: np.ndarray | None = None) -> SegmentRows:
+    """The rows of a step of this segment, were its data endless; all of them or those wanted."""
+    mixing, stripes = self.mixing, self.stripes_per_step
+    first = self.first_stripe + (step - self.start_step) * stripes
+    task = mixing.draws(first, first + stripes)
+    given = mixing.counts(first) - mixing.counts(self.first_stripe)
+    first_units = np.array([self.tasks[name].first_unit for name in mixing.names], np.int64)
+    unit = (first_units + given * self.lanes)[task] + _times_seen(task) * self.lanes
+    if wanted is None:
+      lane, stripe = np.repeat(np.arange(self.lanes), stripes), np.tile(np.arange(stripes), self.lanes)
+    else:
+      lane, stripe = np.divmod(wanted, stripes)
+    return SegmentRows(task[stripe], unit[stripe] + lane, stripe)
+
+  def units_at(self, step: int) -> dict[str, int]:
+    """The next unit of each task at a step of this segment, or where the next one starts."""
+    mixing = self.mixing
+    first = self.first_stripe + (step - self.start_step) * self.stripes_per_step
+    given = mixing.counts(first) - mixing.counts(self.first_stripe)
+    return {
+      name: self.tasks[name].first_unit + int(count) * self.lanes
+      for name, count in zip(mixing.names, given, strict=True)
+    }
+
+  def standing_at(self, step: int, *, start_step: int, reason: str) -> Segment:
+    """A segment from start_step on whose rows are those that this one has from `step` on."""
+    units = self.units_at(step)
+    stripe = self.first_stripe + (step - self.start_step) * self.stripes_per_step
+    return dataclasses.replace(
+      self,
+      start_step=start_step,
+      first_stripe=stripe % self.mixing.period,
+      tasks={n: dataclasses.replace(task, first_unit=units[n]) for n, task in self.tasks.items()},
+      reason=reason,
+    )
+
+  def end(self, last_units: Mapping[str, int]) -> tuple[int, int]:
+    """(step, its stripe) right after the first stripe by which a task has given all units below its last."""
+    mixing = self.mixing
+    before = mixing.counts(self.first_stripe)
+    stripes = []
+    for k, name in enumerate(mixing.names):
+      left = last_units[name] - self.tasks[name].first_unit
+      if left <= 0:
+        return self.start_step, 0
+      if mixing.quotas[k]:
+        last = mixing.stripe_of(k, int(before[k]) + -(-left // self.lanes) - 1)
+        stripes.append(last + 1 - self.first_stripe)
+    steps, stripe = divmod(min(stripes), self.stripes_per_step)
+    return self.start_step + steps, stripe
+
+  def when(self, name: str, unit: int) -> tuple[int, int] | None:
+    """(step, row) of a task's unit, were the segment endless; None for one that it does not give."""
+    task = self.tasks.get(name)
+    if task is None or unit < task.first_unit or not task.quota:
+      return None
+    mixing = self.mixing
+    k = mixing.names.index(name)
+    given, lane = divmod(unit - task.first_unit, self.lanes)
+    own_stripe = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
+    steps, stripe = divmod(own_stripe, self.stripes_per_step)
+    return self.start_step + steps, lane * self.stripes_per_step + stripe
+
+
+def _times_seen(values: np.ndarray) -> np.ndarray:
+  """How often each value stood before in the array: `(n,) int64`.
+
+  >>> _times_seen(np.array([2, 0, 2, 2]))
+  array([0, 0, 1, 2])
+  """
+  order = np.argsort(values, kind="stable")
+  ordered = values[order]
+  place = np.arange(len(values))
+  starts = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, place, 0))
+  seen = np.empty_like(place)
+  seen[order] = place - starts
+  return seen
+
+
+def refuse_wrong(**checks: bool) -> None:
+  """Raises a ValueError that names the fields whose checks fail."""
+  wrong = [name for name, right in checks.items() if not right]
+  if wrong:
+    raise ValueError(f"wrong {', '.join(wrong)}")
