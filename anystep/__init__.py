@@ -1,7 +1,7 @@
 """anystep: the batch of step t is a pure function of t.
 
-The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf, etils and
-array_record.
+The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf, etils,
+array_record and google-crc32c.
 """
 
 from pathlib import Path as _Path
@@ -11,8 +11,10 @@ from anystep.converters import EncoderDecoderConverter, FeatureConverter, PassTh
 from anystep.digest import batch_digest, row_digests
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode
+from anystep.mixing import Mixing
 from anystep.permutation import Permutation
 from anystep.plan import Plan
+from anystep.read_pool import ReadPool
 from anystep.stream import Stream, open_stream
 
 __all__ = [
@@ -22,9 +24,11 @@ __all__ = [
   "EpochPolicy",
   "ExitCode",
   "FeatureConverter",
+  "Mixing",
   "PassThroughConverter",
   "Permutation",
   "Plan",
+  "ReadPool",
   "Stream",
   "batch_digest",
   "open_cache",

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import io
 import re
-import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from anystep import names
-from anystep.containers import ArrayRecordBlocks
+from anystep.containers import BlockReader, open_blocks
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Ragged, parse_example, parse_examples
-from anystep.manifest import HEAD_BYTES, FileEntry, Manifest
+from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.permutation import Permutation
+from anystep.read_pool import ReadPool, held_bytes, process_pool
 
 _RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 _COMPLETED_TEXT = re.compile(r"([A-Za-z0-9_.-]+ [0-9a-f]{64}\n)+\Z")
-_OPEN_FILES = 256
-_BLOCK_BUDGET_BYTES = 1 << 30
 
 
 def read_completed(directory: epath.Path) -> dict[str, str]:
@@ -43,7 +41,7 @@ def read_completed(directory: epath.Path) -> dict[str, str]:
   return dict(line.split(" ") for line in text.removesuffix("\n").split("\n"))
 
 
-def open_cache(cache_dir: epath.PathLike, task: str, split: str) -> Cache:
+def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPool | None = None) -> Cache:
   """Opens a split of a task's cache after checking that its files are those that were written.
 
   One listing and the manifest are read; `Cache.verify` reads every byte.
@@ -52,6 +50,7 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str) -> Cache:
     cache_dir: the root that the cache job wrote to (`--output_cache_dir`).
     task: the task's registered name.
     split: the split's name.
+    pool: holds open files and records; the process's own by default.
 
   Raises:
     AnystepError: 66 `cache_missing`, `split_missing`; 65 where the files are not the manifest's
@@ -97,52 +96,37 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str) -> Cache:
       got=f"{manifest.task} {manifest.split}",
       fix="point --cache_dir at this task's own cache",
     )
-  _check_listing(directory, manifest)
-  return Cache(directory, manifest, found)
-
-
-def _check_listing(directory: epath.Path, manifest: Manifest) -> None:
-  present = {path.name: path for path in directory.iterdir()}
-  for entry in manifest.files:
-    path = present.get(entry.name)
-    if path is None:
-      raise AnystepError(ExitCode.DATA, "file_missing", path=directory / entry.name, fix=_RESTORE)
-    size = path.stat().length
-    if size != entry.bytes:
-      raise AnystepError(ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=size, fix=_RESTORE)
-  pattern = names.shard_pattern(manifest.split)
-  listed = {entry.name for entry in manifest.files}
-  foreign = sorted(name for name in present if pattern.match(name) and name not in listed)
-  if foreign:
-    raise AnystepError(
-      ExitCode.DATA,
-      "file_foreign",
-      path=directory / foreign[0],
-      expected="only the files that the manifest lists",
-      got=f"{len(foreign)} more",
-      fix="move files that are not of this cache out of its directory",
-    )
+  cache = Cache(epath.Path(cache_dir), manifest, found, pool=pool)
+  cache.check_files()
+  return cache
 
 
 class Cache:
   """A split of a task's cache: its examples by index, its records by shard and place.
 
-  Made by `open_cache`. Reading is thread-safe.
+  Made by `open_cache`. Reading is thread-safe. A cache is a Grain `RandomAccessDataSource`; a copy in another
+  process, by pickle, reads for itself.
 
   Attributes:
+    root: the directory that the task's lies below.
     directory: the task's directory.
     manifest: what the split consists of.
     manifest_sha256: sha256 of the manifest file, as COMPLETED states it.
   """
 
-  def __init__(self, directory: epath.Path, manifest: Manifest, manifest_sha256: str):
-    self.directory = directory
+  def __init__(
+    self, root: epath.Path, manifest: Manifest, manifest_sha256: str, *, pool: ReadPool | None = None
+  ):
+    self.root = root
+    self.directory = names.task_directory(root, manifest.task)
     self.manifest = manifest
     self.manifest_sha256 = manifest_sha256
-    self._lock = threading.Lock()
-    self._readers: collections.OrderedDict[int, ArrayRecordBlocks] = collections.OrderedDict()
-    self._blocks: collections.OrderedDict[tuple[int, int], list[bytes]] = collections.OrderedDict()
-    self._block_bytes = 0
+    self.pool = process_pool() if pool is None else pool
+    self._key = (str(self.directory), manifest.split, manifest_sha256)
+    self._checked_heads: set[str] = set()
+    self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
+    # Index of the first record of each shard, where shards are files one after the other.
+    self._starts = np.cumsum(manifest.shard_records) - manifest.shard_records
 
   def __repr__(self) -> str:
     m = self.manifest
@@ -151,33 +135,79 @@ class Cache:
   def __len__(self) -> int:
     return self.manifest.num_examples
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256)
+
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
     """The example of an index, features by name."""
-    self._check_indices(np.array([index]))
-    num_shards = self.manifest.num_shards
-    (record,) = self.read_records(np.array([index % num_shards]), np.array([index // num_shards]))
+    (record,) = self.read_records(*self.locate(np.array([index])))
     return parse_example(record, self.manifest.features)
+
+  def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+    """The examples of several indices: what PyTorch's and Grain's batched fetching ask for."""
+    records = self.read_records(*self.locate(np.asarray(indices, np.int64)))
+    return [parse_example(record, self.manifest.features) for record in records]
+
+  _getitems = __getitems__
 
   def read(self, indices: Sequence[int] | np.ndarray) -> dict[str, Ragged | np.ndarray]:
     """The examples of several indices, each feature as one batch."""
-    indices = np.asarray(indices, np.int64)
-    self._check_indices(indices)
-    num_shards = self.manifest.num_shards
-    return parse_examples(
-      self.read_records(indices % num_shards, indices // num_shards), self.manifest.features
-    )
+    records = self.read_records(*self.locate(np.asarray(indices, np.int64)))
+    return parse_examples(records, self.manifest.features)
+
+  def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shard and place of indices, `(rows,) int64` each.
+
+    Raises:
+      IndexError: for an index that the split does not have.
+    """
+    outside = indices[(indices < 0) | (indices >= len(self))]
+    if outside.size:
+      raise IndexError(f"{self} has no example {outside[0]}: there are {len(self)}.")
+    if self.manifest.layout == AS_IS:
+      shards = np.searchsorted(self._starts, indices, side="right") - 1
+      return shards, indices - self._starts[shards]
+    return indices % self.manifest.num_shards, indices // self.manifest.num_shards
+
+  def index_of(self, shards: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Indices of records by shard and place, `(rows,) int64`: the inverse of `locate`."""
+    if self.manifest.layout == AS_IS:
+      return self._starts[shards] + places
+    return places * self.manifest.num_shards + shards
 
   def read_records(self, shards: np.ndarray, places: np.ndarray) -> list[bytes]:
-    """Serialized records by shard and place, `(rows,)` each, in that order; read in whole blocks."""
+    """Serialized records by shard and place, `(rows,)` each, in that order; blocks are held whole."""
     block_records = self.manifest.block_records
     keys = list(zip(shards.tolist(), (places // block_records).tolist(), strict=True))
-    with self._lock:
-      blocks = {key: self._block(*key) for key in dict.fromkeys(keys)}
+    blocks = {key: self.held_block(*key) for key in dict.fromkeys(keys)}
     return [blocks[key][place] for key, place in zip(keys, (places % block_records).tolist(), strict=True)]
+
+  def held_block(self, shard: int, block: int) -> list[bytes]:
+    """A block that the pool holds from now on, as long as it has room."""
+    key = (self._key, shard, block)
+    with self.pool.lock:
+      records = self.pool.get(key)
+      if records is None:
+        (records,) = self.read_blocks(shard, [block])
+        self.pool.hold(key, records, held_bytes(records))
+      return records
+
+  def read_blocks(self, shard: int, blocks: Sequence[int]) -> list[list[bytes]]:
+    """Whole blocks of a shard, read from its file."""
+    with self.pool.lock:
+      reader = self._reader(shard)
+      return [reader.read_block(block) for block in blocks]
+
+  def read_single(self, shard: int, places: Sequence[int]) -> list[bytes]:
+    """Single records of a shard, read from its file; a block that is one chunk is read for each."""
+    with self.pool.lock:
+      return self._reader(shard).read_records(places)
 
   def source_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where examples come from: source shard and place among its examples, `(rows,) int64` each."""
     m = self.manifest
+    if m.layout == AS_IS:
+      return self.locate(np.asarray(indices, np.int64))
     ordinals = Permutation(m.num_examples, "preshuffle", m.task, m.split, m.seed).inverse(np.asarray(indices))
     stops = np.cumsum([shard.examples for shard in m.source_shards])
     source_shards = np.searchsorted(stops, ordinals, side="right")
@@ -187,24 +217,64 @@ class Cache:
   def lengths(self, shard: int) -> np.ndarray:
     """Token counts of a shard's records: `(records, sequence features) uint32`, columns by name."""
     entry = self.manifest.lengths_files[shard]
-    content = (self.directory / entry.name).read_bytes()
-    path = self.directory / entry.name
+    shape = (entry.records, len(self.manifest.sequence_features))
+    return self._table(entry, "lengths_form", np.dtype(np.uint32), shape)
+
+  def _table(self, entry: FileEntry, kind: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """An array file of the cache, its content compared with the manifest."""
+    path = self.path_of(entry)
+    content = _content(path)
     _check_content(path, entry, content)
-    expected = (np.dtype(np.uint32), (entry.records, len(self.manifest.sequence_features)))
     try:
       table = np.load(io.BytesIO(content), allow_pickle=False)
       found: object = (table.dtype, table.shape)
     except ValueError as error:
       found = str(error)
-    if found != expected:
-      raise AnystepError(ExitCode.DATA, "lengths_form", path=path, expected=expected, got=found, fix=_RESTORE)
+    if found != (dtype, shape):
+      raise AnystepError(ExitCode.DATA, kind, path=path, expected=(dtype, shape), got=found, fix=_RESTORE)
     return table
+
+  def path_of(self, entry: FileEntry) -> epath.Path:
+    """Where a file of the manifest lies."""
+    if self.manifest.layout == AS_IS and entry.name not in self._own_names:
+      return names.record_path(self.root, entry.name)
+    return self.directory / entry.name
+
+  def check_files(self) -> None:
+    """Compares names and sizes of all files with the manifest: one listing of each directory.
+
+    Raises:
+      AnystepError: 65 `file_missing`, `file_size`, `file_foreign`.
+    """
+    paths = {self.path_of(entry): entry for entry in self.manifest.files}
+    present = {path for directory in {path.parent for path in paths} for path in _listed(directory)}
+    for path, entry in paths.items():
+      if path not in present:
+        raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE)
+      size = path.stat().length
+      if size != entry.bytes:
+        raise AnystepError(
+          ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=size, fix=_RESTORE
+        )
+    if self.manifest.layout == AS_IS:
+      return
+    pattern = names.shard_pattern(self.manifest.split)
+    foreign = sorted(path.name for path in present - paths.keys() if pattern.match(path.name))
+    if foreign:
+      raise AnystepError(
+        ExitCode.DATA,
+        "file_foreign",
+        path=self.directory / foreign[0],
+        expected="only the files that the manifest lists",
+        got=f"{len(foreign)} more",
+        fix="move files that are not of this cache out of its directory",
+      )
 
   def check_heads(self) -> None:
     """Compares the first 4 KiB of every shard: what tells a swapped shard without reading them all.
 
     Raises:
-      AnystepError: 65 `file_changed`.
+      AnystepError: 65 `file_changed`, `file_missing`.
     """
     for entry in self.manifest.record_files:
       self._check_head(entry)
@@ -216,54 +286,62 @@ class Cache:
       report: called with the number of bytes read so far, after each file.
 
     Raises:
-      AnystepError: 65 `file_changed` names the first file that differs.
+      AnystepError: 65 `file_changed`, `file_missing` name the first file that differs.
     """
     done_bytes = 0
     for entry in self.manifest.files:
-      path = self.directory / entry.name
-      _check_content(path, entry, path.read_bytes())
+      path = self.path_of(entry)
+      _check_content(path, entry, _content(path))
       done_bytes += entry.bytes
       report(done_bytes)
 
   def _check_head(self, entry: FileEntry) -> None:
-    path = self.directory / entry.name
-    with path.open("rb") as file:
-      head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+    path = self.path_of(entry)
+    head = hashlib.sha256(_content(path, HEAD_BYTES)).hexdigest()
     if head != entry.head_sha256:
       raise AnystepError(
         ExitCode.DATA, "file_changed", path=path, expected=entry.head_sha256, got=head, fix=_RESTORE
       )
+    self._checked_heads.add(entry.name)
 
-  def _check_indices(self, indices: np.ndarray) -> None:
-    outside = indices[(indices < 0) | (indices >= len(self))]
-    if outside.size:
-      raise IndexError(f"{self} has no example {outside[0]}: there are {len(self)}.")
+  def _reader(self, shard: int) -> BlockReader:
+    return self.pool.reader((self._key, shard), lambda: self._open(shard))
 
-  def _block(self, shard: int, block: int) -> list[bytes]:
-    key = (shard, block)
-    if key in self._blocks:
-      self._blocks.move_to_end(key)
-      return self._blocks[key]
-    records = self._reader(shard).read_block(block)
-    self._blocks[key] = records
-    self._block_bytes += sum(map(len, records))
-    while self._block_bytes > _BLOCK_BUDGET_BYTES and len(self._blocks) > 1:
-      _, dropped = self._blocks.popitem(last=False)
-      self._block_bytes -= sum(map(len, dropped))
-    return records
+  def _open(self, shard: int) -> BlockReader:
+    m = self.manifest
+    entry = m.record_files[shard]
+    if entry.name not in self._checked_heads:
+      self._check_head(entry)
+    offsets = None
+    if m.offsets_files:
+      offsets = self._table(m.offsets_files[shard], "offsets_form", np.dtype(np.uint64), (entry.records,))
+    return open_blocks(
+      m.container,
+      self.path_of(entry),
+      num_records=entry.records,
+      block_records=m.block_records,
+      offsets=offsets,
+    )
 
-  def _reader(self, shard: int) -> ArrayRecordBlocks:
-    if shard in self._readers:
-      self._readers.move_to_end(shard)
-      return self._readers[shard]
-    entry = self.manifest.record_files[shard]
-    path = self.directory / entry.name
-    self._check_head(entry)
-    reader = ArrayRecordBlocks(path, num_records=entry.records, block_records=self.manifest.block_records)
-    self._readers[shard] = reader
-    if len(self._readers) > _OPEN_FILES:
-      self._readers.popitem(last=False)[1].close()
-    return reader
+
+def _unpickled(root: str, manifest_json: str, manifest_sha256: str) -> Cache:
+  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256)
+
+
+def _listed(directory: epath.Path) -> list[epath.Path]:
+  try:
+    return list(directory.iterdir())
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+
+
+def _content(path: epath.Path, size: int = -1) -> bytes:
+  """A file's first bytes, or all: a file can go after the cache was opened."""
+  try:
+    with path.open("rb") as file:
+      return file.read(size)
+  except (FileNotFoundError, NotADirectoryError) as error:
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
 
 
 def _check_content(path: epath.Path, entry: FileEntry, content: bytes) -> None:

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from anystep.examples import Ragged
 
-def row_digests(features: Mapping[str, np.ndarray]) -> list[bytes]:
+
+def row_digests(features: Mapping[str, np.ndarray | Ragged]) -> list[bytes]:
   """sha256 of each row: name, dtype, shape and little-endian bytes of its features in name order.
 
   Args:
-    features: arrays of numbers whose first axis counts rows.
+    features: arrays of numbers whose first axis counts rows, or ragged ones.
 
   Raises:
     ValueError: features of other kinds, or of different numbers of rows.
   """
-  columns = []
-  if len({len(array) for array in features.values()}) > 1:
-    raise ValueError(f"rows differ: { {name: len(array) for name, array in features.items()} }")
-  for name in sorted(features):
-    array = np.ascontiguousarray(features[name])
-    if array.dtype.hasobject:
-      raise ValueError(f"{name} holds objects: only numbers have bytes to digest")
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    shape = ",".join(map(str, array.shape[1:]))
-    columns.append((f"{name}\x1f{array.dtype.name}\x1f{shape}\x1f".encode(), array))
-  digests = []
-  for row in range(len(columns[0][1]) if columns else 0):
-    row_hash = hashlib.sha256()
-    for header, array in columns:
-      row_hash.update(header)
-      row_hash.update(array[row].tobytes())
-    digests.append(row_hash.digest())
-  return digests
+  if len({len(feature) for feature in features.values()}) > 1:
+    raise ValueError(f"rows differ: { {name: len(feature) for name, feature in features.items()} }")
+  columns = [_row_bytes(name, features[name]) for name in sorted(features)]
+  return [hashlib.sha256(b"".join(row)).digest() for row in zip(*columns, strict=True)]
 
 
-def batch_digest(features: Mapping[str, np.ndarray]) -> str:
+def _row_bytes(name: str, feature: np.ndarray | Ragged) -> Iterator[bytes]:
+  """What a digest covers of one feature, row by row."""
+  values = np.ascontiguousarray(feature.values if isinstance(feature, Ragged) else feature)
+  if values.dtype.hasobject:
+    raise ValueError(f"{name} holds objects: only numbers have bytes to digest")
+  values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+  rows = Ragged(values, feature.lengths).rows() if isinstance(feature, Ragged) else values
+  for row in rows:
+    yield f"{name}\x1f{values.dtype.name}\x1f{','.join(map(str, row.shape))}\x1f".encode() + row.tobytes()
+
+
+def batch_digest(features: Mapping[str, np.ndarray | Ragged]) -> str:
   """sha256 over the rows' digests in order, in hex: hosts' row digests join to the whole batch's."""
   return hashlib.sha256(b"".join(row_digests(features))).hexdigest()

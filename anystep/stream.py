@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
 
 import numpy as np
 from etils import epath
@@ -14,25 +14,15 @@ from etils import epath
 from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import Batch, parse_examples
+from anystep.examples import Batch, Ragged
 from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
+from anystep.task_examples import Records, TaskExamples, Transform
+
+__all__ = ["Records", "Stream", "Transform", "find_cache", "open_stream"]
 
 STATE_VERSION = 1
-
-
-class Records(NamedTuple):
-  """Which records a batch of one task's examples are: `(rows,) int64` each."""
-
-  epochs: np.ndarray
-  indices: np.ndarray
-
-
-class Transform(Protocol):
-  """What a task's examples go through at reading: one example to one, whatever stands beside it."""
-
-  def __call__(self, batch: Batch, records: Records) -> Batch:
-    """Transforms the examples of some rows; their random draws follow from `records`."""
-    ...
+# Reading holds Python's lock, parsing does not: one thread reads while another parses.
+_THREADS = 2
 
 
 def open_stream(
@@ -51,24 +41,33 @@ def open_stream(
     cache_dirs: roots to look for the tasks' caches in, the first that has one is taken; or the caches
       themselves, by task.
     rows: the rows wanted of every batch: a slice, row numbers, or (host, host count) for a contiguous share.
-    feature_converter: makes the model's features; by default features stay as the transforms leave them.
+    feature_converter: makes the model's features; by default features stay as the transforms leave them,
+      those that the plan has a length for cut and filled to it.
     transforms: by task name, what its examples go through at reading.
-    prefetch_batches: batches made ahead in a background thread; 0 makes each when it is asked for.
+    prefetch_batches: batches made ahead in background threads; 0 makes each when it is asked for.
 
   Raises:
     AnystepError: 66 and 65 as `open_cache`; 76 where a cache is not the one the plan was made for;
-      78 `rows` where hosts cannot share a batch.
+      78 `rows` where hosts cannot share a batch, `mixture_features` where tasks have no features in common.
   """
   if isinstance(cache_dirs, Mapping):
     caches = dict(cache_dirs)
   else:
     roots = [cache_dirs] if isinstance(cache_dirs, (str, os.PathLike)) else list(cache_dirs)
     caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
-  plan.check_caches(caches)
+  missing = sorted(plan.tasks.keys() - caches.keys())
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "task_unknown",
+      expected=f"caches of {', '.join(plan.task_names)}",
+      got=", ".join(sorted(caches)),
+      fix=f"give the caches of {', '.join(missing)} too",
+    )
   return Stream(
-    plan,
-    caches,
-    rows=_row_numbers(rows, plan.segments[0].batch_size),
+    plan.on_caches(caches),
+    {name: caches[name] for name in plan.tasks},
+    rows=_rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
     feature_converter=feature_converter or PassThroughConverter(),
     transforms=transforms or {},
     prefetch_batches=prefetch_batches,
@@ -101,7 +100,6 @@ class Stream(Iterator[Rows]):
 
   Attributes:
     plan: the plan.
-    rows: the rows of each batch that this stream makes, `(rows,) int64`.
     step: the step of the batch that `next` gives.
   """
 
@@ -110,17 +108,16 @@ class Stream(Iterator[Rows]):
     plan: Plan,
     caches: Mapping[str, Cache],
     *,
-    rows: np.ndarray,
+    rows: Mapping[int, np.ndarray],
     feature_converter: FeatureConverter,
     transforms: Mapping[str, Transform],
     prefetch_batches: int,
   ):
     self.plan = plan
-    self.rows = rows
     self.step = 0
-    self._caches = caches
+    self._rows = rows
     self._feature_converter = feature_converter
-    self._transforms = transforms
+    self._examples = TaskExamples(plan, caches, transforms, shards_touched=_shards_touched(plan, rows))
     self._prefetch_batches = prefetch_batches
     self._pending: collections.deque[concurrent.futures.Future[Rows]] = collections.deque()
     self._executor: concurrent.futures.ThreadPoolExecutor | None = None
@@ -136,7 +133,9 @@ class Stream(Iterator[Rows]):
 
   def _next_prefetched(self, num_steps: int | None) -> Rows:
     if self._executor is None:
-      self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="anystep-stream")
+      self._executor = concurrent.futures.ThreadPoolExecutor(
+        min(_THREADS, self._prefetch_batches), thread_name_prefix="anystep-stream"
+      )
     stop = self.step + self._prefetch_batches + 1
     for step in range(self.step + len(self._pending), stop if num_steps is None else min(stop, num_steps)):
       self._pending.append(self._executor.submit(self.batch, step))
@@ -151,18 +150,17 @@ class Stream(Iterator[Rows]):
 
   def batch(self, step: int) -> Rows:
     """The batch of any step, whatever was read before."""
-    planned = self.plan.batch(step, self.rows)
+    planned = self.plan.batch(step, self.rows_at(step))
     return self.convert(self.examples(planned), planned)
+
+  def rows_at(self, step: int) -> np.ndarray:
+    """The rows of a step's batch that this stream makes, `(rows,) int64`."""
+    return self._rows[self.plan.segment_at(step).batch_size]
 
   def examples(self, planned: BatchRows) -> Batch:
     """The examples of planned rows as the transforms leave them, padding rows left out."""
-    real = BatchRows(*(column[planned.task != PADDING_TASK] for column in planned))
-    ((name, cache),) = self._caches.items()
-    batch: Batch = parse_examples(cache.read_records(real.shard, real.place), cache.manifest.features)
-    if name in self._transforms:
-      indices = real.place * cache.manifest.num_shards + real.shard
-      batch = self._transforms[name](batch, Records(real.epoch, indices))
-    return batch
+    real = planned.task != PADDING_TASK
+    return self._examples.read(planned if real.all() else BatchRows(*(column[real] for column in planned)))
 
   def convert(self, examples: Batch, planned: BatchRows) -> Rows:
     """The model's features of those rows, with zeros in padding rows."""
@@ -200,11 +198,12 @@ class Stream(Iterator[Rows]):
     self.seek(step)
 
   def close(self) -> None:
-    """Stops the background thread; asking for another batch would start one again."""
+    """Stops the background threads and lets go of what was read ahead; `next` would start anew."""
     self.seek(self.step)
     if self._executor is not None:
       self._executor.shutdown(wait=True)
       self._executor = None
+    self._examples.close()
 
   def __enter__(self) -> Stream:
     return self
@@ -213,25 +212,49 @@ class Stream(Iterator[Rows]):
     self.close()
 
 
-def _spread(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragged:
+  """Rows where they are real, zeros, or for a ragged feature nothing, where they are padding."""
+  if isinstance(values, Ragged):
+    lengths = np.zeros(len(real), np.int64)
+    lengths[real] = values.lengths
+    return Ragged(values.values, lengths)
   spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
   spread[real] = values
   return spread
 
 
-def _row_numbers(rows: slice | Iterable[int] | tuple[int, int], batch_size: int) -> np.ndarray:
-  every_row = np.arange(batch_size)
+def _shards_touched(plan: Plan, rows: Mapping[int, np.ndarray]) -> dict[str, int]:
+  """By task, the most shards that the rows come from within an epoch of a segment."""
+  touched = dict.fromkeys(plan.tasks, 0)
+  for segment in plan.segments:
+    lanes = np.unique(rows[segment.batch_size] // segment.stripes_per_step)
+    for name in segment.tasks:
+      # A lane takes every M-th unit: one residue class of shards mod gcd(M, S). Of unequal shards, any.
+      num_shards = plan.tasks[name].num_shards
+      classes = 1 if name in plan.shard_units else math.gcd(segment.lanes, num_shards)
+      own_shards = len(np.unique(lanes % classes)) * num_shards // classes
+      touched[name] = max(touched[name], own_shards)
+  return touched
+
+
+def _rows_by_batch_size(
+  rows: slice | Iterable[int] | tuple[int, int], batch_sizes: Iterable[int]
+) -> dict[int, np.ndarray]:
+  """The row numbers wanted of a batch of each size, `(rows,) int64`."""
   if isinstance(rows, slice):
-    return every_row[rows]
-  if isinstance(rows, tuple):
-    host, host_count = rows
-    if host_count < 1 or batch_size % host_count or not 0 <= host < host_count:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "rows",
-        expected=f"(host, host count) with a count that divides {batch_size} rows",
-        got=rows,
-        fix=f"use a number of hosts among {[n for n in range(1, batch_size + 1) if batch_size % n == 0]}",
-      )
-    return every_row.reshape(host_count, -1)[host]
-  return checked_rows(np.asarray(list(rows), np.int64), batch_size)
+    return {size: np.arange(size)[rows] for size in batch_sizes}
+  if not isinstance(rows, tuple):
+    numbers = np.asarray(list(rows), np.int64)
+    return {size: checked_rows(numbers, size) for size in batch_sizes}
+  host, host_count = rows
+  common = math.gcd(*batch_sizes)
+  if host_count < 1 or common % host_count or not 0 <= host < host_count:
+    sizes = " and of ".join(map(str, sorted(batch_sizes)))
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "rows",
+      expected=f"(host, host count) with a count that divides batches of {sizes} rows",
+      got=rows,
+      fix=f"use a number of hosts among {[n for n in range(1, common + 1) if common % n == 0]}",
+    )
+  return {size: np.arange(size).reshape(host_count, -1)[host] for size in batch_sizes}

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anystep import cache as cache_module
 from anystep import containers
 from anystep.cache import open_cache, read_completed
 from anystep.errors import AnystepError
 from anystep.examples import Ragged, serialize_example
 from anystep.manifest import FileEntry
+from anystep.read_pool import ReadPool
 
 # The shared cache's files: 4 shards of records and of lengths, and what describes them.
 RECORD_FILES = [f"train.array_record-{shard:05d}-of-00004" for shard in range(4)]
@@ -143,9 +143,7 @@ def test_threads_read_what_one_reads(shared_cache, monkeypatch):
     return read_block(self, block)
 
   monkeypatch.setattr(containers.ArrayRecordBlocks, "read_block", read_block_slowly)
-  monkeypatch.setattr(cache_module, "_OPEN_FILES", 1)
-  monkeypatch.setattr(cache_module, "_BLOCK_BUDGET_BYTES", 1)
-  cache = shared_cache.open()
+  cache = shared_cache.open(pool=ReadPool(budget_bytes=1, open_files=1))
 
   def read(seed):
     for index in np.random.default_rng(seed).permutation(50)[:20].tolist():
@@ -155,14 +153,11 @@ def test_threads_read_what_one_reads(shared_cache, monkeypatch):
     assert list(threads.map(read, range(8))) == [None] * 8
 
 
-@pytest.mark.parametrize(("limit", "value"), [("_OPEN_FILES", 1), ("_BLOCK_BUDGET_BYTES", 1)])
-def test_what_is_dropped_from_memory_is_read_again(shared_cache, monkeypatch, limit, value):
-  monkeypatch.setattr(cache_module, limit, value)
-  cache = shared_cache.open()
+@pytest.mark.parametrize("budget", [{"open_files": 1}, {"budget_bytes": 1}, {"budget_bytes": 0}], ids=str)
+def test_what_is_dropped_from_memory_is_read_again(shared_cache, budget):
+  cache = shared_cache.open(pool=ReadPool(**budget))
   for index in itertools.chain(range(50), reversed(range(50))):
     assert_same(cache[index], shared_cache.examples[index])
-  kept = {"_OPEN_FILES": cache._readers, "_BLOCK_BUDGET_BYTES": cache._blocks}[limit]
-  assert len(kept) == 1
 
 
 def test_splits_and_tasks_stand_beside_each_other(tmp_path):

@@ -19,6 +19,7 @@ NAMES_OF_SPLITS = [
   names.stats_name,
   lambda split: names.records_name(split, "array_record", 0, 1),
   lambda split: names.lengths_name(split, 0, 1),
+  lambda split: names.offsets_name(split, 0, 1),
   names.shard_pattern,
 ]
 
@@ -67,6 +68,43 @@ def test_no_name_leads_out_of_the_root(name):
   assert not {".", ".."} & set(directory.parts)
 
 
+@pytest.mark.parametrize("name", ["a", "corpus/a", "corpus/c4-train.tfrecord-00000-of-01024", "_/b.c/d-e"])
+def test_a_file_has_a_path_below_the_root(name):
+  assert str(names.record_path("/root", name)) == f"/root/{name}"
+  assert names.check_record_name(name) == name
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    *(name for name in NO_NAMES if name != "a/b"),
+    *(f"corpus/{name}" for name in NO_NAMES if name != "a/b"),
+    *(f"{name}/file" for name in NO_NAMES if name != "a/b"),
+    None,
+    3,
+    b"corpus",
+  ],
+)
+def test_a_file_that_could_lie_elsewhere_is_refused(name):
+  for action in (lambda: names.record_path("/root", name), lambda: names.check_record_name(name)):
+    with pytest.raises(AnystepError) as refused:
+      action()
+    assert (refused.value.code, refused.value.kind) == (77, "file_name")
+    assert "'/'" in refused.value.fields["expected"]
+    assert refused.value.fields["got"] == repr(name)
+
+
+@given(st.text(alphabet="ab./:\\-~ \n\0", max_size=8))
+@settings(deadline=None, max_examples=300, derandomize=True)
+def test_no_file_leads_out_of_the_root(name):
+  try:
+    path = pathlib.PurePosixPath(str(names.record_path("/root", name)))
+  except AnystepError:
+    return
+  assert path.parts == ("/", "root", *name.split("/"))
+  assert not {"", ".", ".."} & set(path.parts)
+
+
 def test_files_have_seqios_names():
   assert names.manifest_name("train") == "manifest.train.json"
   assert names.info_name("train") == "info.train.json"
@@ -74,6 +112,7 @@ def test_files_have_seqios_names():
   assert names.records_name("train", "array_record", 3, 64) == "train.array_record-00003-of-00064"
   assert names.records_name("test", "tfrecord", 0, 1) == "test.tfrecord-00000-of-00001"
   assert names.lengths_name("train", 3, 64) == "train.lengths-00003-of-00064.npy"
+  assert names.offsets_name("train", 3, 64) == "train.tfrecord-00003-of-00064-offsets.npy"
   assert names.COMPLETED == "COMPLETED"
 
 
@@ -83,7 +122,7 @@ def test_files_have_seqios_names():
     names.records_name("train", "array_record", 3, 64),
     names.records_name("train", "tfrecord", 123_456, 200_000),
     names.lengths_name("train", 0, 1),
-    "train.tfrecord-00000-of-00001-offsets.npy",
+    names.offsets_name("train", 0, 1),
   ],
 )
 def test_whatever_could_be_a_shard_is_recognised(name):

@@ -1,0 +1,176 @@
+"""The examples of planned rows: read, parsed in batches, transformed task by task, and put in row order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from anystep.cache import Cache
+from anystep.errors import AnystepError, ExitCode
+from anystep.examples import Batch, ExampleParser, Ragged, tensorflow_installed
+from anystep.manifest import Feature
+from anystep.plan import BatchRows, Plan
+from anystep.record_reader import RecordReader
+
+
+class Records(NamedTuple):
+  """Which records a batch of one task's examples are: `(rows,) int64` each."""
+
+  epochs: np.ndarray
+  indices: np.ndarray
+
+
+class Transform(Protocol):
+  """What a task's examples go through at reading: one example to one, whatever stands beside it."""
+
+  def __call__(self, batch: Batch, records: Records) -> Batch:
+    """Transforms the examples of some rows; their random draws follow from `records`."""
+    ...
+
+
+class TaskExamples:
+  """Examples of the tasks of a plan.
+
+  A mixture's examples have the features that all its tasks have, of one dtype and shape; as with SeqIO,
+  others are left out.
+
+  Args:
+    plan: on its caches.
+    caches: by task name.
+    transforms: by task name.
+    shards_touched: see `RecordReader`.
+
+  Raises:
+    AnystepError: 78 `mixture_features`.
+  """
+
+  def __init__(
+    self,
+    plan: Plan,
+    caches: Mapping[str, Cache],
+    transforms: Mapping[str, Transform],
+    *,
+    shards_touched: Mapping[str, int],
+  ):
+    self._names = plan.task_names
+    self._caches = [caches[name] for name in self._names]
+    self._transforms = [transforms.get(name) for name in self._names]
+    self._reader = RecordReader(plan, caches, shards_touched=shards_touched)
+    tensorflow = tensorflow_installed()
+    if any(self._transforms):
+      # What a transform needs is not known: it is given all features, and what it makes is compared.
+      self._parsers = [ExampleParser(c.manifest.features, tensorflow=tensorflow) for c in self._caches]
+    else:
+      features = common_features({c.manifest.task: c.manifest.features for c in self._caches})
+      self._parsers = [ExampleParser(features, tensorflow=tensorflow)] * len(self._caches)
+    self._common: dict[str, Feature] | None = None
+
+  def read(self, planned: BatchRows) -> Batch:
+    """The examples of planned rows, none of them padding, in their order."""
+    records = self._reader.read(planned.task, planned.unit)
+    if not any(self._transforms):
+      return self._parse(0, records, planned)
+    parts, rows = [], []
+    for k in np.unique(planned.task).tolist():
+      own = np.nonzero(planned.task == k)[0]
+      columns = BatchRows(*(column[own] for column in planned))
+      parts.append(self._transformed(k, [records[row] for row in own.tolist()], columns))
+      rows.append(own)
+    if not parts:
+      parts, rows = [self._transformed(0, [], planned)], [np.arange(0)]
+    if len(self._caches) == 1:
+      return parts[0]
+    common = self._common_of_transformed()
+    return {name: _joined([part[name] for part in parts], rows, feature) for name, feature in common.items()}
+
+  def close(self) -> None:
+    """Lets go of what was read ahead."""
+    self._reader.close()
+
+  def _transformed(self, k: int, records: list[bytes], planned: BatchRows) -> Batch:
+    batch = self._parse(k, records, planned)
+    transform = self._transforms[k]
+    if transform is None:
+      return batch
+    indices = self._caches[k].index_of(planned.shard, planned.place)
+    return transform(batch, Records(planned.epoch, indices))
+
+  def _parse(self, k: int, records: list[bytes], planned: BatchRows) -> Batch:
+    try:
+      return self._parsers[k](records)
+    except AnystepError as error:
+      row = error.fields.get("position")
+      if isinstance(row, int):
+        where = {name: int(column[row]) for name, column in planned._asdict().items()}
+        manifest = self._caches[where.pop("task")].manifest
+        error.add_note(f"in {manifest.task} {manifest.split}: {where}")
+      raise
+
+  def _common_of_transformed(self) -> dict[str, Feature]:
+    """The features that every task's examples have once transformed: the first example of each says."""
+    if self._common is None:
+      made = {}
+      for k, cache in enumerate(self._caches):
+        zero = np.zeros(1, np.int64)
+        first = BatchRows(np.full(1, k), zero, zero, *cache.locate(zero))
+        records = cache.read_single(int(first.shard[0]), first.place.tolist())
+        made[self._names[k]] = _described(self._transformed(k, records, first))
+      self._common = common_features(made)
+    return self._common
+
+
+def common_features(features: Mapping[str, Mapping[str, Feature]]) -> dict[str, Feature]:
+  """The features that all tasks have; a length is that of all, or None.
+
+  Raises:
+    AnystepError: 78 `mixture_features` where there are none, or tasks differ in a feature's dtype or rank.
+  """
+  tasks = list(features)
+  names = set.intersection(*(set(own) for own in features.values()))
+  for name in sorted(names) or [""]:
+    forms = {task: _form(features[task].get(name)) for task in tasks}
+    if len(set(forms.values())) > 1 or not name:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "mixture_features",
+        feature=name or "any",
+        expected="features of one name, dtype and rank in all tasks of a mixture",
+        got={task: forms[task] if name else sorted(features[task]) for task in tasks},
+        fix="mix tasks whose preprocessors make the same features",
+      )
+  common = {}
+  for name in sorted(names):
+    shapes = {features[task][name].shape for task in tasks}
+    shape = shapes.pop() if len(shapes) == 1 else (None, *min(shapes, key=str)[1:])
+    common[name] = Feature(dtype=features[tasks[0]][name].dtype, shape=shape)
+  return common
+
+
+def _form(feature: Feature | None) -> tuple[object, ...]:
+  return () if feature is None else (feature.dtype, len(feature.shape), *feature.shape[1:])
+
+
+def _described(batch: Batch) -> dict[str, Feature]:
+  described = {}
+  for name, feature in batch.items():
+    values = feature.values if isinstance(feature, Ragged) else feature
+    dtype = "string" if values.dtype == object else values.dtype.name
+    shape = (None, *values.shape[1:]) if isinstance(feature, Ragged) else values.shape[1:]
+    described[name] = Feature(dtype=dtype, shape=shape)
+  return described
+
+
+def _joined(
+  parts: list[Ragged | np.ndarray], rows: list[np.ndarray], feature: Feature
+) -> Ragged | np.ndarray:
+  """Parts of a batch, whose rows are given, as one: ragged where tasks' lengths differ."""
+  order = np.argsort(np.concatenate(rows))
+  if None not in feature.shape:
+    return np.concatenate([part for part in parts if not isinstance(part, Ragged)])[order]
+  every_row = [row for part in parts for row in (part.rows() if isinstance(part, Ragged) else part)]
+  first = parts[0]
+  dtype = first.values.dtype if isinstance(first, Ragged) else first.dtype
+  inner_shape = first.values.shape[1:] if isinstance(first, Ragged) else first.shape[2:]
+  return Ragged.of_rows([every_row[k] for k in order.tolist()], dtype, inner_shape)
