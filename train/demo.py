@@ -189,14 +189,14 @@ def _compare(command: Sequence[str], undisturbed: Path, interrupted: Path, repor
 
 def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
   """The first rows of a step's batch as text, with where they come from."""
-  from anystep.data_main import what_was_at
+  from anystep.inspection import what_was_at
+  from anystep.tasks.decoding import readable
   from anystep.train.main import prepare
-  from anystep.train.report import readable
 
   run = prepare(["anystep-train", *command[1:]])
   dataset = run.data.dataset
   features = dataset.task.output_features
-  origins = what_was_at(run.data.plan, dataset.cache, step)
+  origins = what_was_at(run.data.plan, dataset.caches, step)
   with run.data.open_stream() as stream:
     batch = stream.batch(step)
   return [

@@ -38,7 +38,7 @@ def evaluate(
   score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
   examples, outputs = [], []
   assert plan.num_steps is not None, "an evaluation ends"
-  progress = Progress(f"evaluate {config.split}", total=len(data.dataset.cache), unit="examples")
+  progress = Progress(f"evaluate {config.split}", total=data.dataset.num_examples, unit="examples")
   with data.open_stream() as stream, progress:
     for step in range(plan.num_steps):
       planned = plan.batch(step)

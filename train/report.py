@@ -5,10 +5,8 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import matplotlib
-import numpy as np
 from etils import epath
 
 from anystep.train.run_comparison import Comparison
@@ -83,30 +81,6 @@ def loss_plot(
   plt.close(figure)
   # What precedes the element is a prolog for files of their own.
   return svg.getvalue()[svg.getvalue().index("<svg") :]
-
-
-def readable(ids: np.ndarray, vocabulary: Any) -> str:
-  """Token ids as text; sentinels as <0>, <1>, …, the end as </s>, nothing after it."""
-  first_sentinel = vocabulary.vocab_size - 1
-  lowest_sentinel = vocabulary.vocab_size - (vocabulary.extra_ids or 0)
-  parts: list[str] = []
-  run: list[int] = []
-
-  def close_run() -> None:
-    if run:
-      parts.append(vocabulary.decode(run))
-      run.clear()
-
-  for token in map(int, ids):
-    if token == vocabulary.pad_id:
-      break
-    if token == vocabulary.eos_id or token >= lowest_sentinel:
-      close_run()
-      parts.append("</s>" if token == vocabulary.eos_id else f"<{first_sentinel - token}>")
-    else:
-      run.append(token)
-  close_run()
-  return "".join(parts)
 
 
 def _curve(records: Sequence[StepRecord]) -> tuple[list[int], list[float]]:

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import is_count
-from anystep.plan import Plan
 from anystep.progress import Progress
 from anystep.tasks.evaluation import check_metrics
 from anystep.train.checkpoints import (
@@ -36,7 +35,6 @@ from anystep.train.partitioning import (
   Partitioner,
   batch_sharding,
   global_batch,
-  local_rows,
   local_values,
 )
 from anystep.train.step_log import StepLog
@@ -91,18 +89,16 @@ class Trainer:
     if evaluated:
       check_metrics(evaluated.task, EVALUATION_OUTPUTS)
     _check_vocabulary(self.model, dataset)
-    plan = dataset.start_plan()
     restored = restore_plan(self.model_dir)
-    if restored is not None:
-      _check_resumable(restored[1], plan)
-      if restored[0] > self.total_steps:
-        raise AnystepError(
-          ExitCode.CONFIG,
-          "total_steps",
-          expected=f"at least {restored[0]}, the checkpoint's step",
-          got=self.total_steps,
-          fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
-        )
+    plan = dataset.plan(restored)
+    if restored is not None and restored[0] > self.total_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "total_steps",
+        expected=f"at least {restored[0]}, the checkpoint's step",
+        got=self.total_steps,
+        fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
+      )
     if plan.num_steps is not None and plan.num_steps < self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -142,7 +138,6 @@ class PreparedRun:
   def run(self) -> dict[str, float]:
     """Trains to the end; returns the evaluation's metrics."""
     trainer, plan = self.trainer, self.data.plan
-    batch_size = plan.segments[0].batch_size
     if jax.process_count() > 1:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -151,9 +146,9 @@ class PreparedRun:
         got=jax.process_count(),
         fix="train on the devices of one process: checkpoints are not yet written by several",
       )
-    mesh = trainer.partitioner.mesh(batch_size)
+    for segment in plan.segments:
+      mesh = trainer.partitioner.mesh(segment.batch_size)
     sharding = batch_sharding(mesh)
-    rows = local_rows(sharding, batch_size)
     root_key = jax.random.key(trainer.random_seed)
     optimizer = trainer.model.optimizer_def
     assert optimizer is not None, "Trainer refuses a model without one"
@@ -167,12 +162,14 @@ class PreparedRun:
       start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
+    self.data.record(trainer.model_dir, start_step)
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
-    stream = self.data.open_stream(rows)
+    stream = self.data.open_stream()
     stream.seek(start_step)
     with stream, _Reporter(trainer, start_step) as reporter:
       for step in range(start_step, trainer.total_steps):
-        batch = global_batch(next(stream), sharding, rows, batch_size)
+        rows = stream.rows_at(step)
+        batch = global_batch(next(stream), sharding, rows, len(rows))
         state, metrics = train_step(state, batch)
         # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
         reporter.report_before(step, batch, metrics)
@@ -251,43 +248,34 @@ class _Reporter:
 
 
 def _check_vocabulary(model: EncoderDecoderModel, dataset: Dataset) -> None:
-  """Refuses a model whose vocabulary is not the task's, or that has fewer ids than it."""
-  for name, vocabulary in (("inputs", model.input_vocabulary), ("targets", model.output_vocabulary)):
-    feature = dataset.task.output_features.get(name)
-    if feature is not None and vocabulary is not None and feature.vocabulary != vocabulary:
+  """Refuses a model whose vocabulary is not the tasks', or that has fewer ids than it."""
+  vocabularies = {"inputs": model.input_vocabulary, "targets": model.output_vocabulary}
+  features = [
+    (task, name, task.output_features[name].vocabulary)
+    for task in dataset.tasks.values()
+    for name in vocabularies
+    if name in task.output_features
+  ]
+  for task, name, vocabulary in features:
+    if vocabularies[name] is not None and vocabulary != vocabularies[name]:
       raise AnystepError(
         ExitCode.CONFIG,
         "vocabulary",
-        task=dataset.task.name,
+        task=task.name,
         feature=name,
-        expected=feature.vocabulary,
-        got=vocabulary,
+        expected=vocabulary,
+        got=vocabularies[name],
         fix="set VOCABULARY to the task's",
       )
     vocab_size = model.module.config.vocab_size
-    if feature is not None and feature.vocabulary.vocab_size > vocab_size:
+    if vocabulary.vocab_size > vocab_size:
       raise AnystepError(
         ExitCode.CONFIG,
         "vocab_size",
-        task=dataset.task.name,
-        expected=f"at least {feature.vocabulary.vocab_size}",
+        task=task.name,
+        expected=f"at least {vocabulary.vocab_size}",
         got=vocab_size,
         fix="enlarge the network's vocab_size",
-      )
-
-
-def _check_resumable(checkpointed: Plan, configured: Plan) -> None:
-  """Refuses to go on under another plan than training started with."""
-  before, now = dataclasses.asdict(checkpointed), dataclasses.asdict(configured)
-  for field in before:
-    if before[field] != now[field]:
-      raise AnystepError(
-        ExitCode.MISMATCH,
-        "resume_contract",
-        field=field,
-        expected=before[field],
-        got=now[field],
-        fix="run with the configuration and cache that training started with, or in another MODEL_DIR",
       )
 
 

@@ -1,18 +1,10 @@
 """The page about two runs."""
 
 import numpy as np
-import seqio
 
-from anystep.train.report import loss_plot, readable, write_report
+from anystep.train.report import loss_plot, write_report
 from anystep.train.run_comparison import Comparison
 from anystep.train.step_log import StepLog, StepRecord
-
-
-def test_token_ids_read_as_text_with_sentinels_and_end():
-  vocabulary = seqio.ByteVocabulary(extra_ids=125)
-  ids = [*vocabulary.encode("a<b"), 383, *vocabulary.encode("é"), 259, 1, 0, 0]
-  assert readable(np.array(ids), vocabulary) == "a<b<0>é<124></s>"
-  assert readable(np.array([0, 0]), vocabulary) == ""
 
 
 def test_the_plot_has_a_curve_for_each_start():
