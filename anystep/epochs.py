@@ -34,7 +34,7 @@ class Places(NamedTuple):
 
 
 class Turns(NamedTuple):
-  """When units come: `(units,) int64` each; `turns` is q, the shard's own count of what it gave this epoch."""
+  """When units come: `(units,) int64` each; `turns` is q, what the shard gave in this epoch before."""
 
   epochs: np.ndarray
   shards: np.ndarray

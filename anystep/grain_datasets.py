@@ -93,7 +93,7 @@ class PlanSelectionMap(DatasetSelectionMap):
     num_steps: how many steps the dataset has; by default all whole batches of a plan that ends.
 
   Raises:
-    AnystepError: 78 `num_steps` where neither the plan nor the argument says how many, or the plan ends before.
+    AnystepError: 78 `num_steps` where nothing says how many, or the plan ends before.
   """
 
   def __init__(self, plan: Plan, caches: list[Cache], *, num_steps: int | None = None):

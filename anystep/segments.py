@@ -27,7 +27,7 @@ class SegmentTask:
 
 
 class SegmentRows(NamedTuple):
-  """Rows of a step: position among the segment's tasks, unit, and stripe of the step, `(rows,) int64` each."""
+  """Rows of a step, `(rows,) int64` each: place among the segment's tasks, unit, stripe of the step."""
 
   task: np.ndarray
   unit: np.ndarray

@@ -290,7 +290,10 @@ def _read_plan(path: str) -> Plan:
     text = epath.Path(path).read_text()
   except FileNotFoundError as error:
     raise AnystepError(
-      ExitCode.NO_INPUT, "plan_missing", path=path, fix="make it with anystep-data plan, or leave DATA_PLAN out"
+      ExitCode.NO_INPUT,
+      "plan_missing",
+      path=path,
+      fix="make it with anystep-data plan, or leave DATA_PLAN out",
     ) from error
   return Plan.from_json(text, path=path)
 

@@ -14,7 +14,10 @@ TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
 def tiny_cache(tmp_path_factory):
   """The tiny task's cache; tests that change it copy it first."""
   cache_dir = tmp_path_factory.mktemp("tiny") / "cache"
-  cache_tasks([tiny_tasks.NAME, tiny_tasks.OTHER_NAME], CacheOptions(cache_dir=str(cache_dir), num_shards=4, block_records=8))
+  cache_tasks(
+    [tiny_tasks.NAME, tiny_tasks.OTHER_NAME],
+    CacheOptions(cache_dir=str(cache_dir), num_shards=4, block_records=8),
+  )
   return cache_dir
 
 
