@@ -133,9 +133,15 @@ class UnitOrder:
       result[later] = self._reshuffle(task, epochs[later], shards[later], turns[later], permutation)
       return result
     task = np.broadcast_to(task, turns.shape)
+    blocks, within = np.divmod(turns, self._block_records[task])
+    # What follows from the block is computed once for each: a shard's turns come block by block.
+    codes = ((epochs - epochs.min()) * len(self._names) + task) * (shards.max() + 1) + shards
+    _, first, block_of = np.unique(
+      codes * (blocks.max() + 1) + blocks, return_index=True, return_inverse=True
+    )
+    task, epochs, shards, blocks = (column[first] for column in (task, epochs, shards, blocks))
     block_records, sizes = self._block_records[task], self.shard_sizes(task, shards)
     whole_blocks = sizes // block_records
-    blocks, within = np.divmod(turns, block_records)
     in_whole = blocks < whole_blocks
     epoch_keys = sub_keys(self._epoch_keys("epoch", task, epochs), shards)
     permuted = permutation(np.where(in_whole, blocks, 0), np.maximum(whole_blocks, 1), epoch_keys)
@@ -144,7 +150,10 @@ class UnitOrder:
     in_file = permuted if permutation is permute else blocks
     block_keys = sub_keys(sub_keys(self._epoch_keys("block", task, epochs), shards), in_file)
     block_sizes = np.where(in_whole, block_records, sizes - whole_blocks * block_records)
-    return permuted * block_records + permutation(within, block_sizes, block_keys)
+    starts = permuted * block_records
+    return starts[block_of] + permutation(
+      within, block_sizes[block_of], block_keys.T.take(block_of, axis=1).T
+    )
 
   def shard_sizes(self, task: np.ndarray, shards: np.ndarray) -> np.ndarray:
     """R_s of shards of tasks: `(units,) int64`."""

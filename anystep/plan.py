@@ -128,6 +128,8 @@ class Plan:
       segments=starts[:1] == [0] and starts == sorted(starts),
       tasks=all(name in self.tasks for segment in self.segments for name in segment.tasks),
     )
+    # The mixture's first stretch is computed now: no batch, least of all the first, waits for it.
+    self.segments[-1].mixing.draws(0, 1)
 
   def __getstate__(self) -> dict[str, Any]:
     # What was computed of the fields is computed anew where it is needed.
@@ -328,7 +330,10 @@ class Plan:
     Raises:
       AnystepError: 78 `data_ended` for a step after the last, `rows` for rows that a batch does not have.
     """
-    task, unit, real = self.units(step, rows)
+    return self.located(*self.units(step, rows))
+
+  def located(self, task: np.ndarray, unit: np.ndarray, real: np.ndarray | None) -> BatchRows:
+    """Where units lie that `units` gave, of one step or several joined; zeros where they are padding."""
     batch = BatchRows(task, unit, *self.unit_order.locate(task, unit))
     if real is None:
       return batch

@@ -51,7 +51,7 @@ class DatasetConfig:
   num_epochs: int | None = None
   epoch_policy: str = "reshuffle"
   module: str | Sequence[str] | None = None
-  prefetch_batches: int = 2
+  prefetch_batches: int = 8
   plan: str | None = None
 
   def __post_init__(self):
