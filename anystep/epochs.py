@@ -135,10 +135,8 @@ class UnitOrder:
     task = np.broadcast_to(task, turns.shape)
     blocks, within = np.divmod(turns, self._block_records[task])
     # What follows from the block is computed once for each: a shard's turns come block by block.
-    codes = ((epochs - epochs.min()) * len(self._names) + task) * (shards.max() + 1) + shards
-    _, first, block_of = np.unique(
-      codes * (blocks.max() + 1) + blocks, return_index=True, return_inverse=True
-    )
+    numbers = _numbered(epochs, task, shards, blocks)
+    _, first, block_of = np.unique(numbers, return_index=True, return_inverse=True)
     task, epochs, shards, blocks = (column[first] for column in (task, epochs, shards, blocks))
     block_records, sizes = self._block_records[task], self.shard_sizes(task, shards)
     whole_blocks = sizes // block_records
@@ -175,3 +173,19 @@ class UnitOrder:
     ]
     # Column by column in memory, as permutations work on them.
     return keys[0] if len(keys) == 1 else np.stack(keys, axis=1).take(pair_of, axis=1).T
+
+
+def _numbered(*columns: np.ndarray) -> np.ndarray:
+  """A number for each row of columns, `(rows,) int64` each, that only equal rows share.
+
+  >>> _numbered(np.array([7, 2**60, 7]), np.array([5, 2**60, 5]))
+  array([0, 3, 0])
+  """
+  numbers = np.zeros_like(columns[0])
+  for column in columns:
+    column = column - column.min()
+    if (int(numbers.max()) + 1) * (int(column.max()) + 1) > 1 << 63:
+      # Their ranks are below the number of rows.
+      numbers, column = (np.unique(values, return_inverse=True)[1] for values in (numbers, column))
+    numbers = numbers * (column.max() + 1) + column
+  return numbers

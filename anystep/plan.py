@@ -16,9 +16,10 @@ import numpy as np
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import AS_IS, PRESHUFFLED, canonical_json, is_count
+from anystep.manifest import AS_IS, canonical_json, is_count
 from anystep.mixing import Mixing
-from anystep.segments import Segment, SegmentTask, refuse_wrong
+from anystep.planned_task import PlannedTask
+from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
 
 PLAN_VERSION = 1
 PADDING_TASK = -1
@@ -37,56 +38,6 @@ class BatchRows(NamedTuple):
   epoch: np.ndarray
   shard: np.ndarray
   place: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlannedTask:
-  """The cache that a plan was made for: resuming on any other is refused."""
-
-  fingerprint: str
-  manifest_sha256: str
-  num_shards: int
-  block_records: int
-  num_units: int
-  unit_table: str | None = None
-  layout: str = PRESHUFFLED
-
-  def __post_init__(self):
-    refuse_wrong(
-      fingerprint=isinstance(self.fingerprint, str),
-      manifest_sha256=isinstance(self.manifest_sha256, str),
-      num_shards=is_count(self.num_shards, least=1),
-      block_records=is_count(self.block_records, least=1),
-      num_units=is_count(self.num_units, least=1),
-      unit_table=self.unit_table is None,
-      layout=self.layout in (PRESHUFFLED, AS_IS),
-    )
-
-  @classmethod
-  def of(cls, cache: Cache) -> PlannedTask:
-    """What a plan remembers of a cache, whose units are its examples.
-
-    Raises:
-      AnystepError: 66 `cache_empty`.
-    """
-    m = cache.manifest
-    if m.num_examples == 0:
-      raise AnystepError(
-        ExitCode.NO_INPUT,
-        "cache_empty",
-        task=m.task,
-        split=m.split,
-        path=cache.directory,
-        fix="cache the task from a source that yields examples for this split",
-      )
-    return cls(
-      fingerprint=m.fingerprint.reader_sha256,
-      manifest_sha256=cache.manifest_sha256,
-      num_shards=m.num_shards,
-      block_records=m.block_records,
-      num_units=m.num_examples,
-      layout=m.layout,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -407,36 +358,11 @@ class Plan:
     """
     shard_units = dict(self.shard_units)
     for name in self.tasks.keys() & caches.keys():
-      self._check_cache(name, caches[name])
+      self.tasks[name].check(caches[name], self.feature_lengths)
       manifest = caches[name].manifest
       if manifest.layout == AS_IS:
         shard_units[name] = manifest.shard_records
     return dataclasses.replace(self, shard_units=shard_units)
-
-  def _check_cache(self, name: str, cache: Cache) -> None:
-    found = dataclasses.asdict(PlannedTask.of(cache))
-    for field, value in dataclasses.asdict(self.tasks[name]).items():
-      if found[field] != value:
-        raise AnystepError(
-          ExitCode.MISMATCH,
-          "plan_cache",
-          task=name,
-          field=field,
-          expected=value,
-          got=found[field],
-          fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
-        )
-    for feature, length in (cache.manifest.task_feature_lengths or {}).items():
-      if self.feature_lengths.get(feature, length) != length:
-        raise AnystepError(
-          ExitCode.MISMATCH,
-          "feature_lengths",
-          task=name,
-          feature=feature,
-          expected=self.feature_lengths[feature],
-          got=length,
-          fix="ask for the lengths that the task was cached for, or cache it for these",
-        )
 
   def _units_at(self, step: int) -> dict[str, int]:
     """The next unit at a step of every task that had one before."""
@@ -580,20 +506,6 @@ def _segment(
     },
     reason=reason,
   )
-
-
-def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
-  """M, so that a lane reads one residue class of the shards of every task that has more than one.
-
-  >>> default_lanes(256, [64]), default_lanes(256, [64, 48, 1]), default_lanes(16, [64, 48])
-  (64, 8, 1)
-  """
-  sharded = [shards for shards in shard_counts if shards > 1]
-  common = math.gcd(batch_size, *sharded)
-  if len(sharded) == 1:
-    return common
-  fitting = [lanes for lanes in range(1, batch_size // 32 + 1) if common % lanes == 0]
-  return max(fitting, default=1) if sharded else 1
 
 
 def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:

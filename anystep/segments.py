@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +143,20 @@ class Segment:
     own_stripe = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
     steps, stripe = divmod(own_stripe, self.stripes_per_step)
     return self.start_step + steps, lane * self.stripes_per_step + stripe
+
+
+def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
+  """M, so that a lane reads one residue class of the shards of every task that has more than one.
+
+  >>> default_lanes(256, [64]), default_lanes(256, [64, 48, 1]), default_lanes(16, [64, 48])
+  (64, 8, 1)
+  """
+  sharded = [shards for shards in shard_counts if shards > 1]
+  common = math.gcd(batch_size, *sharded)
+  if len(sharded) == 1:
+    return common
+  fitting = [lanes for lanes in range(1, batch_size // 32 + 1) if common % lanes == 0]
+  return max(fitting, default=1) if sharded else 1
 
 
 def _times_seen(values: np.ndarray) -> np.ndarray:

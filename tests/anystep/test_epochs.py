@@ -171,6 +171,19 @@ def test_places_are_the_oracles_in_large_caches(policy, num_units, num_shards, b
   assert order.located(units) == order.oracle_located(units)
 
 
+def test_far_epochs_of_a_small_task_beside_a_large_one_are_the_oracles():
+  """Where numbers of (epoch, task, shard, block) do not fit in 64 bits, and two of them would be the same."""
+  large = regular(num_units=2**40, num_shards=2**20, block_records=1, task="large")
+  small = regular(num_units=10, num_shards=1, block_records=1, task="small")
+  order = Order((large, small, small), "reshuffle", seed=0)
+  far_epoch = 1 + (2**24 - 1) // 3
+  tasks, units = [0, 0, 1, 1, 2], [2**40, 2**41 - 1, 10 * far_epoch, 10**17 + 3, 10**17 + 3]
+  together = order.located(units, np.array(tasks))
+  assert together == [order.located([unit], task)[0] for task, unit in zip(tasks, units, strict=True)]
+  assert together[2:] == order.oracle_located(units[2:], np.array(tasks[2:]))
+  assert np.array_equal(order.order.unit_of(1, order.order.locate(1, np.array(units))), units)
+
+
 @given(
   st.sampled_from(POLICIES),
   st.lists(st.integers(0, 10**10) | st.just(0), min_size=1, max_size=20).filter(any),

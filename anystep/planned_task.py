@@ -1,0 +1,92 @@
+"""What a plan remembers of a task's cache (design section 6)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from anystep.cache import Cache
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import AS_IS, PRESHUFFLED, is_count
+from anystep.segments import refuse_wrong
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedTask:
+  """The cache that a plan was made for: resuming on any other is refused."""
+
+  fingerprint: str
+  manifest_sha256: str
+  num_shards: int
+  block_records: int
+  num_units: int
+  unit_table: str | None = None
+  layout: str = PRESHUFFLED
+
+  def __post_init__(self):
+    refuse_wrong(
+      fingerprint=isinstance(self.fingerprint, str),
+      manifest_sha256=isinstance(self.manifest_sha256, str),
+      num_shards=is_count(self.num_shards, least=1),
+      block_records=is_count(self.block_records, least=1),
+      num_units=is_count(self.num_units, least=1),
+      unit_table=self.unit_table is None,
+      layout=self.layout in (PRESHUFFLED, AS_IS),
+    )
+
+  @classmethod
+  def of(cls, cache: Cache) -> PlannedTask:
+    """What a plan remembers of a cache, whose units are its examples.
+
+    Raises:
+      AnystepError: 66 `cache_empty`.
+    """
+    m = cache.manifest
+    if m.num_examples == 0:
+      raise AnystepError(
+        ExitCode.NO_INPUT,
+        "cache_empty",
+        task=m.task,
+        split=m.split,
+        path=cache.directory,
+        fix="cache the task from a source that yields examples for this split",
+      )
+    return cls(
+      fingerprint=m.fingerprint.reader_sha256,
+      manifest_sha256=cache.manifest_sha256,
+      num_shards=m.num_shards,
+      block_records=m.block_records,
+      num_units=m.num_examples,
+      layout=m.layout,
+    )
+
+  def check(self, cache: Cache, feature_lengths: Mapping[str, int]) -> None:
+    """Refuses a cache other than the one that the plan was made for, or one that was made for other lengths.
+
+    Raises:
+      AnystepError: 76 `plan_cache` with both sides of the first difference, `feature_lengths`.
+    """
+    name = cache.manifest.task
+    found = dataclasses.asdict(PlannedTask.of(cache))
+    for field, value in dataclasses.asdict(self).items():
+      if found[field] != value:
+        raise AnystepError(
+          ExitCode.MISMATCH,
+          "plan_cache",
+          task=name,
+          field=field,
+          expected=value,
+          got=found[field],
+          fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
+        )
+    for feature, length in (cache.manifest.task_feature_lengths or {}).items():
+      if feature_lengths.get(feature, length) != length:
+        raise AnystepError(
+          ExitCode.MISMATCH,
+          "feature_lengths",
+          task=name,
+          feature=feature,
+          expected=feature_lengths[feature],
+          got=length,
+          fix="ask for the lengths that the task was cached for, or cache it for these",
+        )
