@@ -234,3 +234,9 @@ def test_a_segment_that_cannot_be_is_refused_by_the_name_of_the_field(field, val
 def test_a_task_of_a_segment_that_cannot_be_is_refused_by_the_name_of_the_field(field, value):
   with pytest.raises(ValueError, match=f"wrong {field}"):
     SegmentTask(**{"rate": "1", "quota": 1, "first_unit": 0, field: value})
+
+
+@pytest.mark.parametrize("quotas", [{"a": 2**24, "b": 1}, {"a": 2**24 + 1}])
+def test_quotas_that_no_rates_give_are_refused(quotas):
+  with pytest.raises(ValueError, match="a sum of 1 to 16777216"):
+    segment_of(quotas)
