@@ -6,7 +6,7 @@ import collections
 import concurrent.futures
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -254,7 +254,7 @@ class Stream(Iterator[Rows]):
     self.close()
 
 
-def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> list[np.ndarray | Ragged]:
+def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> Sequence[np.ndarray | Ragged]:
   """Views of the rows up to each stop."""
   if not isinstance(feature, Ragged):
     return np.split(feature, stops[:-1])

@@ -44,7 +44,7 @@ PLANS = {
   "epochs that are the same": lambda opened: start(opened, epoch_policy="same"),
   "global epochs": lambda opened: start(opened, epoch_policy="global", num_epochs=3),
   "lanes": lambda opened: start(opened, batch_size=8, lanes=4, num_epochs=3),
-  "batches larger than an epoch": lambda opened: start(opened, rates={"b:inner": 1}, batch_size=32),
+  "batches larger than an epoch": lambda opened: start(opened, rates={"a": 1}, batch_size=64, lanes=4),
   "skipped": lambda opened: start(opened).skip(2, 7).skip(4, 5),
   "changed": changed,
   "changed, and ends": lambda opened: dataclasses.replace(changed(opened), num_epochs=4),

@@ -20,6 +20,12 @@ def start(*, rates=None, opened=(A, B), batch_size=8, **settings):
   return Plan.start(opened, rates=rates or {"a": 3, "b:inner": 1}, batch_size=batch_size, **settings)
 
 
+def even(**settings):
+  """A plan whose epochs are three whole batches."""
+  cache = caches.cache_without_files(task="a", num_examples=24)
+  return Plan.start(cache, batch_size=8, **settings)
+
+
 def rows_at(plan, step):
   """What is in every row, by task name; None after the data's end."""
   if plan.num_steps is not None and step >= plan.num_steps:
@@ -175,8 +181,9 @@ def test_plans_of_the_same_rows_differ_at_no_step(one, other):
     (start(), start(opened=(OTHER_A, B)), 0),
     (start(rates={"a": 1}).change(6, rates={"b:inner": 1}, caches=[B]), start(rates={"a": 1}), 6),
     (start(num_epochs=1), start(num_epochs=2), None),
+    (even(num_epochs=2), even(num_epochs=None), 6),
   ],
-  ids=["split", "batch size", "cache", "a task that comes later", "epochs"],
+  ids=["split", "batch size", "cache", "a task that comes later", "epochs", "an end without padding"],
 )
 def test_what_rows_are_of_shows_where_it_is_first_needed(one, other, step):
   expected = (one.num_steps or 0) - 1 if step is None else step

@@ -1,0 +1,189 @@
+"""The arguments of `anystep-data`: flags that several commands have, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import uuid
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from etils import epath
+
+from anystep.epochs import EpochPolicy
+from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.manifest import is_count
+
+# Beyond, arithmetic on the units of large batches would leave int64.
+_STEP_LIMIT = 1 << 48
+
+
+class Parser(argparse.ArgumentParser):
+  """Wrong arguments end as every foreseen failure does."""
+
+  def error(self, message: str) -> NoReturn:
+    raise AnystepError(ExitCode.USAGE, "arguments", got=message, fix=f"{self.prog} --help lists them")
+
+
+def add_cache_dir_flag(parser: argparse.ArgumentParser) -> None:
+  """The flag that says where caches are."""
+  text = "roots that the cache job wrote to; may be repeated"
+  parser.add_argument("--cache_dir", action="append", type=_names, metavar="ROOT", help=text)
+
+
+def add_task_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags that say which caches."""
+  parser.add_argument("--task", action="append", type=_names, help="the tasks meant; may be repeated")
+  parser.add_argument("--split", help="the split; a plan has its own")
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags that say which plan."""
+  parser.add_argument("--plan", metavar="FILE", help="a plan's JSON file")
+  parser.add_argument("--model_dir", metavar="DIR", help="a trainer's directory, which has a plan")
+
+
+def add_rates_flag(parser: Any, text: str) -> None:
+  """The flag for a mixture's rates."""
+  parser.add_argument("--rates", action="append", type=_rates, metavar="A=1,B=0.5", help=text)
+
+
+def add_order_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags that make a plan of caches."""
+  group = parser.add_argument_group("the plan, where caches are named and no plan")
+  add_rates_flag(group, "the mixture's tasks and rates; one task needs none")
+  group.add_argument("--batch_size", type=int, help="rows of a batch, over all hosts")
+  group.add_argument("--seed", type=int, help="the plan's; default 0")
+  group.add_argument("--num_epochs", type=int, help="where the data ends; default never")
+  group.add_argument("--epoch_policy", choices=[policy.value for policy in EpochPolicy])
+  group.add_argument("--lanes", type=int, help="default: as batch size and shards allow")
+  group.add_argument("--rate_unit", choices=["examples", "units"], help="what rates count; default examples")
+
+
+def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+  """The flag for a range of steps."""
+  text = "from A up to, not with, B" + ("" if required else "; default to the data's end, or all trained")
+  parser.add_argument("--steps", type=_step_range, required=required, metavar="A:B", help=text)
+
+
+def add_step_flag(parser: argparse.ArgumentParser, text: str) -> None:
+  """The flag for one step."""
+  parser.add_argument("--step", type=_step, required=True, help=text)
+
+
+def add_feature_lengths_flag(parser: argparse.ArgumentParser) -> None:
+  """The flag for tokens per feature."""
+  text = 'tokens per feature, as JSON: {"inputs": 512}'
+  parser.add_argument("--feature_lengths", type=_feature_lengths, metavar="JSON", help=text)
+
+
+def usage(got: str, fix: str) -> AnystepError:
+  """The error for a command line that does not say enough, or too much."""
+  return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-data --help lists them")
+
+
+def task_unknown(task: str, known: Iterable[str], fix: str = "correct the name") -> AnystepError:
+  """The error for a task that nobody knows, with the names that come near."""
+  return AnystepError(ExitCode.USAGE, "task_unknown", expected=nearest(task, known), got=task, fix=fix)
+
+
+def rates_of(arguments: argparse.Namespace) -> dict[str, str] | None:
+  """The rates of a command line; None where it has none."""
+  pairs = [pair for pairs in getattr(arguments, "rates", None) or () for pair in pairs]
+  if len(dict(pairs)) != len(pairs):
+    raise usage(f"--rates names a task twice: {', '.join(name for name, _ in pairs)}", "name each task once")
+  return dict(pairs) or None
+
+
+def joined(values: Iterable[list[str]] | None) -> list[str]:
+  """The values of a flag that may be repeated and that takes several at once."""
+  return list(dict.fromkeys(value for several in values or () for value in several))
+
+
+def write_output(path: str, text: str, overwrite: bool) -> None:
+  """Writes a file, whole or not at all.
+
+  Raises:
+    AnystepError: as `check_output`.
+  """
+  check_output(path, overwrite)
+  target = epath.Path(path)
+  part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+  try:
+    part.write_text(text, encoding="utf-8")
+    part.replace(target)
+  finally:
+    part.unlink(missing_ok=True)
+
+
+def check_output(path: str, overwrite: bool) -> None:
+  """Refuses an output that would replace a file, or that has no directory: before anything is made for it.
+
+  Raises:
+    AnystepError: 73 `output_exists`, `output_directory`.
+  """
+  target = epath.Path(path)
+  if target.exists() and not overwrite:
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE, "output_exists", path=path, fix="write to another file, or add --overwrite"
+    )
+  if not target.parent.is_dir():
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "output_directory",
+      path=target.parent,
+      fix="make the directory, or name another",
+    )
+
+
+def within(kind: str, number: int, stop: int) -> int:
+  """A flag's number, refused where it is not in [0, stop)."""
+  if not 0 <= number < stop:
+    raise wrong(kind, f"0 to {stop - 1}", number)
+  return number
+
+
+def wrong(kind: str, expected: str, got: object) -> AnystepError:
+  """The error for a flag that names what is not there."""
+  return AnystepError(
+    ExitCode.USAGE, kind, expected=expected, got=got, fix=f"correct --{kind}: name one that is there"
+  )
+
+
+def _feature_lengths(text: str) -> dict[str, int]:
+  """A flag's feature lengths, `{"inputs": 512}`."""
+  try:
+    lengths = json.loads(text)
+  except ValueError:
+    lengths = None
+  if not isinstance(lengths, dict) or not all(map(is_count, lengths.values())):
+    raise argparse.ArgumentTypeError(f'expected JSON such as {{"inputs": 512}}, got {text!r}')
+  return lengths
+
+
+def _names(text: str) -> list[str]:
+  found = text.split(",")
+  if not all(found):
+    raise argparse.ArgumentTypeError(f"expected names joined by commas, got {text!r}")
+  return found
+
+
+def _rates(text: str) -> list[tuple[str, str]]:
+  pairs = [tuple(part.split("=")) for part in text.split(",")]
+  if not all(len(pair) == 2 and all(pair) for pair in pairs):
+    raise argparse.ArgumentTypeError(f"expected TASK=RATE joined by commas, got {text!r}")
+  return pairs  # type: ignore[return-value]
+
+
+def _step_range(text: str) -> range:
+  start, separator, stop = text.partition(":")
+  numbers = start.isdecimal() and stop.isdecimal()
+  if not separator or not numbers or not int(start) < int(stop) <= _STEP_LIMIT:
+    raise argparse.ArgumentTypeError(f"expected A:B with A < B, got {text!r}")
+  return range(int(start), int(stop))
+
+
+def _step(text: str) -> int:
+  if not text.isdecimal() or int(text) > _STEP_LIMIT:
+    raise argparse.ArgumentTypeError(f"expected a step, a whole number >= 0, got {text!r}")
+  return int(text)

@@ -1,0 +1,121 @@
+"""Features of examples as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anystep.cache import Cache
+from anystep.errors import AnystepError, ExitCode, nearest
+
+
+def readable(ids: np.ndarray, vocabulary: Any) -> str:
+  """Token ids as text; sentinels as <0>, <1>, …, the end as </s>, padding at the end left out."""
+  first_sentinel = vocabulary.vocab_size - 1
+  lowest_sentinel = vocabulary.vocab_size - (vocabulary.extra_ids or 0)
+  parts: list[str] = []
+  run: list[int] = []
+
+  def close_run() -> None:
+    if run:
+      parts.append(vocabulary.decode(run))
+      run.clear()
+
+  tokens = np.asarray(ids)
+  used = np.flatnonzero(tokens != vocabulary.pad_id)
+  for token in tokens[: used[-1] + 1 if used.size else 0].tolist():
+    if token in (vocabulary.pad_id, vocabulary.eos_id) or token >= lowest_sentinel:
+      close_run()
+      special = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>"}
+      parts.append(special.get(token, f"<{first_sentinel - token}>"))
+    else:
+      run.append(token)
+  close_run()
+  return "".join(parts)
+
+
+def described(values: np.ndarray, vocabulary: Any = None) -> dict[str, Any]:
+  """A feature of one example as a JSON object: `text` or `values`, and the `length` of a sequence.
+
+  >>> described(np.array([3, 4], np.int32))
+  {'length': 2, 'values': [3, 4]}
+  >>> described(np.array(b"caf\\xc3\\xa9", object))
+  {'text': 'café'}
+  """
+  length = {"length": len(values)} if values.ndim else {}
+  if vocabulary is not None and values.ndim == 1 and values.dtype.kind in "iu":
+    return {**length, "text": readable(values, vocabulary)}
+  content = _plain(values.tolist())
+  return {**length, "text" if isinstance(content, str) else "values": content}
+
+
+def vocabularies(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, dict[str, Any]]:
+  """By task, the vocabularies of its features that have token ids, as SeqIO's registry knows them.
+
+  Imports the modules, which register the tasks, and with them SeqIO and TensorFlow.
+
+  Args:
+    modules: their names.
+    caches: of the tasks.
+
+  Raises:
+    AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
+      `task_changed` for one that is not the one that was cached.
+  """
+  from anystep.tasks.modules import import_modules
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    import seqio
+
+    from anystep.tasks.fingerprint import check_reader
+
+  import_modules(modules)
+  registered = set(seqio.TaskRegistry.names())
+  found = {}
+  for cache in caches:
+    name = cache.manifest.task
+    if name not in registered:
+      raise AnystepError(
+        ExitCode.USAGE,
+        "task_unknown",
+        expected="a task that --module_import registers",
+        got=name,
+        nearest=nearest(name, registered) or "none is registered",
+        fix="name the module that registers it with --module_import, or leave that out to see token ids",
+      )
+    task = seqio.TaskRegistry.get(name)
+    check_reader(task, cache.manifest)
+    features = task.output_features.items()
+    found[name] = {name: f.vocabulary for name, f in features if _has_text(f.vocabulary)}
+  return found
+
+
+def printable(text: str) -> str:
+  """The text on one line, with nothing in it that a terminal would obey."""
+  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def as_text(feature: Mapping[str, Any]) -> str:
+  """What `described` says of a feature, on one line."""
+  content = printable(feature["text"]) if "text" in feature else str(feature["values"])
+  return f" ({feature['length']}): {content}" if "length" in feature else f": {content}"
+
+
+def _has_text(vocabulary: Any) -> bool:
+  import seqio
+
+  return not isinstance(vocabulary, seqio.PassThroughVocabulary)
+
+
+def _plain(value: Any) -> Any:
+  """A value as JSON can hold it: numbers that it has no word for as text."""
+  if isinstance(value, list):
+    return [_plain(item) for item in value]
+  if isinstance(value, bytes):
+    return value.decode(errors="backslashreplace")
+  return str(value) if isinstance(value, float) and not math.isfinite(value) else value
