@@ -148,7 +148,8 @@ class Stream(Iterator[Rows]):
         if not isinstance(error, Exception):
           raise
         # What failed may be a later step of those that were made together.
-        return self.batch(self.step)
+        self._ready.append(self.batch(self.step))
+        self._submitted_step = self.step + 1
     return self._ready.popleft()
 
   def _submit(self, num_steps: int | None) -> None:
