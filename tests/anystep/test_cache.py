@@ -55,17 +55,19 @@ def refusal_when_verified(cache):
 # Reading
 
 
+@pytest.mark.parametrize("container", containers.CONTAINERS)
 @pytest.mark.parametrize(
   ("num_examples", "num_shards", "block_records", "seed"),
   [(50, 4, 4, 0), (97, 8, 5, 3), (3, 5, 2, 1), (1, 1, 1, 0), (40, 1, 8, 2), (24, 4, 100, 0)],
 )
-def test_examples_come_back_by_index(tmp_path, num_examples, num_shards, block_records, seed):
+def test_examples_come_back_by_index(tmp_path, num_examples, num_shards, block_records, seed, container):
   built = caches.build(
     tmp_path,
     num_examples=num_examples,
     num_shards=num_shards,
     block_records=block_records,
     seed=seed,
+    container=container,
   )
   cache = built.open()
   cache.verify()
@@ -73,6 +75,25 @@ def test_examples_come_back_by_index(tmp_path, num_examples, num_shards, block_r
   for index, example in enumerate(built.examples):
     assert_same(cache[index], example)
   assert len(list(cache)) == num_examples
+
+
+@pytest.mark.parametrize("container", containers.CONTAINERS)
+@pytest.mark.parametrize("shard_sizes", [(3, 0, 7, 5), (0, 0, 1, 0), (9,), (1, 30, 2)])
+def test_an_index_counts_through_files_that_were_there_before(tmp_path, shard_sizes, container):
+  built = caches.build_as_is(tmp_path, shard_sizes=shard_sizes, block_records=3, container=container)
+  cache = built.open()
+  cache.verify()
+  cache.check_heads()
+  places = [(shard, place) for shard, size in enumerate(shard_sizes) for place in range(size)]
+  assert len(cache) == len(places)
+  for index, (shard, place) in enumerate(places):
+    assert_same(cache[index], built.examples[index])
+    located = cache.locate(np.array([index]))
+    assert [column.tolist() for column in located] == [[shard], [place]]
+    assert [column.tolist() for column in cache.source_of(np.array([index]))] == [[shard], [place]]
+    assert cache.index_of(*located).tolist() == [index]
+  backwards = [example["number"] for example in cache.__getitems__(range(len(places) - 1, -1, -1))]
+  assert backwards == [example["number"] for example in reversed(built.examples)]
 
 
 @given(st.lists(st.integers(0, 49), max_size=30))
@@ -350,6 +371,31 @@ def test_shards_that_changed_places_are_found_at_the_first_record(own_cache):
     assert (error.code, error.kind) == (65, "file_changed")
     assert str(error.fields["path"]) == str(own_cache.directory / RECORD_FILES[index])
   assert_same(cache[2], own_cache.examples[2])
+
+
+@pytest.mark.parametrize(
+  ("name", "read"),
+  [
+    (RECORD_FILES[1], lambda cache: cache[1]),
+    (RECORD_FILES[1], lambda cache: cache.check_heads()),
+    (RECORD_FILES[1], lambda cache: cache.verify()),
+    (LENGTHS_FILES[1], lambda cache: cache.lengths(1)),
+    (LENGTHS_FILES[1], lambda cache: cache.verify()),
+  ],
+  ids=["record", "heads", "verified records", "lengths", "verified lengths"],
+)
+@pytest.mark.parametrize("gone", ["file", "directory"])
+def test_a_file_that_goes_after_the_cache_was_opened_is_named(own_cache, name, read, gone):
+  cache = own_cache.open()
+  if gone == "file":
+    (own_cache.directory / name).unlink()
+  else:
+    shutil.rmtree(own_cache.directory)
+  error = refusal_of(read, cache)
+  assert (error.code, error.kind) == (65, "file_missing")
+  # Who reads all files misses the first of them first.
+  assert str(error.fields["path"]).startswith(str(own_cache.directory))
+  assert gone == "directory" or str(error.fields["path"]) == str(own_cache.directory / name)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 import oracle
 from anystep.digest import batch_digest, row_digests
+from anystep.examples import Ragged
 
 BATCH = {
   "inputs": np.array([[1, 2, 0], [3, 0, 0]], np.int32),
@@ -44,6 +45,33 @@ def batches(draw):
 def test_digests_are_the_oracles(batch):
   assert row_digests(batch) == oracle_row_digests(batch)
   assert batch_digest(batch) == caches.oracle_digest(rows_of(batch))
+
+
+@st.composite
+def ragged_rows(draw):
+  """Rows of lengths of their own, of one dtype and inner shape."""
+  dtype, inner_shape = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([(), (2,), (0,)]))
+  lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+  return [draw(arrays.arrays(dtype, (length, *inner_shape))) for length in lengths]
+
+
+@given(ragged_rows(), st.booleans())
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_each_row_of_a_ragged_feature_has_its_own_shape(rows, big_endian):
+  values = np.concatenate(rows)
+  if big_endian:
+    values = values.astype(values.dtype.newbyteorder(">"))
+  numbers = np.arange(len(rows), dtype=np.int32)
+  batch = {"ragged": Ragged(values, np.array([len(row) for row in rows])), "number": numbers}
+  expected = [{"ragged": row, "number": number} for row, number in zip(rows, numbers, strict=True)]
+  assert batch_digest(batch) == caches.oracle_digest(expected)
+
+
+def test_a_ragged_rows_digest_is_that_of_the_same_row_filled_to_its_length():
+  ragged = Ragged(np.array([1, 2, 3, 4], np.int32), np.array([2, 2]))
+  assert batch_digest({"a": ragged}) == batch_digest({"a": np.array([[1, 2], [3, 4]], np.int32)})
+  other = Ragged(np.array([1, 2, 3, 4], np.int32), np.array([1, 3]))
+  assert batch_digest({"a": other}) != batch_digest({"a": ragged})
 
 
 def test_a_digest_is_what_the_specification_writes_down():
@@ -120,8 +148,12 @@ def test_no_rows_and_no_features_have_a_digest():
 def test_texts_are_refused(shape):
   with pytest.raises(ValueError, match="text holds objects"):
     batch_digest({"text": np.array([b"a", b"b"], object).reshape(shape)})
+  with pytest.raises(ValueError, match="text holds objects"):
+    batch_digest({"text": Ragged(np.array([b"a", b"b"], object), np.array([2, 0]))})
 
 
 def test_features_of_different_numbers_of_rows_are_refused():
   with pytest.raises(ValueError, match="rows"):
     batch_digest({"a": np.zeros(1), "b": np.zeros(2)})
+  with pytest.raises(ValueError, match="rows"):
+    batch_digest({"a": np.zeros(3), "b": Ragged(np.zeros(3), np.array([1, 2]))})

@@ -361,21 +361,38 @@ def warned(caplog):
 @pytest.mark.parametrize("policy", ["same", "reshuffle"])
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize(
-  ("budget_blocks", "times"), [(0.001, 8), (0.3, 8), (0.5, 4), (0.9, 2), (1.4, 2), (1.9, 1), (10, 1)]
+  ("block_records", "budget_blocks", "times"),
+  [
+    (8, 0.001, 8),
+    (8, 0.3, 8),
+    (8, 0.5, 4),
+    (8, 0.9, 2),
+    (8, 1.4, 2),
+    (8, 1.9, 1),
+    (8, 10, 1),
+    (7, 0.5, 4),  # by 2, 2, 2 and 1
+    (7, 0.7, 3),
+    (7, 0.95, 2),  # by 4 and 3
+  ],
 )
 def test_a_small_budget_is_kept_and_the_warning_tells_what_it_costs(
-  tmp_path, readings, caplog, container, policy, budget_blocks, times
+  tmp_path, readings, caplog, container, policy, block_records, budget_blocks, times
 ):
-  """The budget is given in blocks a shard, of which 0.7 may be planned with; a block is 8 records."""
+  """The budget is given in blocks a shard, of which 0.7 may be planned with."""
   (built,) = mixture(
-    tmp_path, tasks=1, num_shards=6, records_per_shard=16, block_records=8, container=container
+    tmp_path,
+    tasks=1,
+    num_shards=6,
+    records_per_shard=2 * block_records,
+    block_records=block_records,
+    container=container,
   )
-  block_bytes = held_bytes([serialize_example({"number": np.int64(10_000)})] * 8)
+  block_bytes = held_bytes([serialize_example({"number": np.int64(10_000)})] * block_records)
   pool = ReadPool(budget_bytes=int(6 * budget_blocks * block_bytes))
   reading = Reading([built], pool=pool, batch_size=6, epoch_policy=policy, num_epochs=2)
   for epoch in range(2):
     readings.clear()
-    reading.read(range(epoch * 16, (epoch + 1) * 16))
+    reading.read(range(2 * epoch * block_records, 2 * (epoch + 1) * block_records))
     assert set(collections.Counter(readings.blocks).values()) == {times}
     assert len(set(readings.blocks)) == 12
   assert reading.most_used_bytes <= max(pool.budget_bytes, block_bytes)
