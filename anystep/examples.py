@@ -257,8 +257,8 @@ def _parse_with_tensorflow(
   try:
     with tf.device("CPU"):
       parsed = tf.raw_ops.ParseExampleV2(
-        serialized=records,
-        names=[],
+        serialized=tf.constant(records, tf.string),
+        names=tf.constant([], tf.string),
         sparse_keys=[],
         dense_keys=[],
         ragged_keys=list(features),

@@ -14,7 +14,7 @@ import numpy as np
 from side_by_side.data import FEATURE_LENGTHS, MIXTURE_TASKS, SPLIT, DataSet
 
 BATCH_SIZE = 256
-PREFETCH_BATCHES = 2
+PREFETCH_BATCHES = 8
 
 Pair = tuple[np.ndarray, np.ndarray]
 Batches = Generator[Pair, None, None]
