@@ -58,9 +58,8 @@ def _method(passes: int, pass_seconds: float) -> str:
     f"cache. A rate is the median of {passes} passes over the data (lowest and highest in brackets), each "
     f"opened anew, timed after {UNTIMED_BATCHES} batches and cut off after {pass_seconds:g} s. A pass before "
     "those sums a hash of every row: all readers delivered the same. Memory is the peak of the resident set "
-    "above what imports take, and all that worker processes take. Of Grain's settings "
-    f"({len(GRAIN)} were tried) the fastest with and without worker processes are shown, of tf.data's "
-    f"{len(TF_DATA)} the fastest."
+    "above what imports take, and all that worker processes take. Of Grain's settings that were measured the "
+    "fastest with and without worker processes are shown, of tf.data's the fastest."
   )
 
 
