@@ -112,16 +112,8 @@ def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterat
       units = plan.unit_order.unit_of(position, places)
       for epoch, unit in zip(some.tolist(), units.tolist(), strict=True):
         found = segment.when(task, unit) if first <= unit < stop else None
-        if found is not None and _is_real(plan, *found):
+        if found is not None and plan.is_real(*found):
           yield *found, epoch, unit
-
-
-def _is_real(plan: Plan, step: int, row: int) -> bool:
-  """Whether a row is no padding; only the data's last step has any."""
-  if step + 1 != plan.num_steps:
-    return True
-  _, _, real = plan.units(step, np.array([row]))
-  return real is None or bool(real[0])
 
 
 def _row(

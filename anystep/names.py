@@ -1,4 +1,4 @@
-"""The names of a cache's files. Names become paths only through these functions."""
+"""The names of a cache's files, and of what a run leaves. Names become paths only through these functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\Z")
 
 COMPLETED = "COMPLETED"
+
+# What a trainer leaves for `anystep-data`: the plan, where its caches are, a whole checkpoint's marker.
+DATA_PLAN, DATA_CACHES, COMMIT_SUCCESS = "data_plan.json", "data_caches.json", "commit_success.txt"
 
 
 def task_directory(root: epath.PathLike, task: str) -> epath.Path:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
@@ -326,11 +327,17 @@ class Plan:
       if found is None or (following is not None and found[0] >= following.start_step):
         continue
       step, row = found
-      if self.num_steps is not None and step >= self.num_steps:
-        return None
-      _, _, real = self.units(step, np.array([row]))
-      return found if real is None or real[0] else None
+      return found if self.is_real(step, row) else None
     return None
+
+  def is_real(self, step: int, row: int) -> bool:
+    """Whether there is such a row and it is no padding; only the data's last step has any."""
+    if self.num_steps is None or step + 1 < self.num_steps:
+      return True
+    if step >= self.num_steps:
+      return False
+    _, _, real = self.units(step, np.array([row]))
+    return real is None or bool(real[0])
 
   @functools.cached_property
   def unit_order(self) -> UnitOrder:
@@ -427,6 +434,25 @@ class Plan:
   def sha256(self) -> str:
     """Names the plan: sha256 of its JSON."""
     return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+  @classmethod
+  def read(cls, path: epath.PathLike, *, fix: str) -> Plan:
+    """Reads a plan's file.
+
+    Args:
+      path: the file.
+      fix: what to do where there is none.
+
+    Raises:
+      AnystepError: 66 `plan_missing`; 65 `plan_invalid`.
+    """
+    try:
+      content = epath.Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+      raise AnystepError(
+        ExitCode.NO_INPUT, "plan_missing", path=path, expected="a plan's JSON file", fix=fix
+      ) from error
+    return cls.from_json(content.decode(errors="replace"), path=path)
 
   @classmethod
   def from_json(cls, text: str, *, path: object = "data_plan.json") -> Plan:

@@ -19,8 +19,6 @@ from anystep.plan import Plan
 from anystep.stream import find_cache
 from anystep.tasks.data_arguments import joined, rates_of, task_unknown, usage
 
-# What a trainer leaves in its directory.
-_PLAN, _CACHES, _COMMITTED = "data_plan.json", "data_caches.json", "commit_success.txt"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
 # What the order of a cache's rows follows from, where no plan says it.
 _ORDER_FLAGS = ("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit")
@@ -150,11 +148,12 @@ def read_model_dir(path: str) -> Source:
   """
   directory = epath.Path(path)
   matches = [_CHECKPOINT.match(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
-  steps = [int(m[1]) for m in matches if m and (directory / m[0] / _COMMITTED).exists()]
+  steps = [int(m[1]) for m in matches if m and (directory / m[0] / names.COMMIT_SUCCESS).exists()]
   places = [directory, *([directory / f"checkpoint_{max(steps)}"] if steps else [])]
-  plan_path = next((place / _PLAN for place in places if (place / _PLAN).exists()), directory / _PLAN)
+  paths = [place / names.DATA_PLAN for place in places]
+  plan_path = next((path for path in paths if path.exists()), paths[0])
   plan = _read_plan(plan_path)
-  caches = directory / _CACHES
+  caches = directory / names.DATA_CACHES
   roots = _read_roots(caches) if caches.exists() else []
   return Source(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
 
@@ -267,17 +266,8 @@ def _splits(roots: Sequence[str], task: str) -> list[str]:
 
 
 def _read_plan(path: epath.Path) -> Plan:
-  try:
-    content = path.read_bytes()
-  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-    raise AnystepError(
-      ExitCode.NO_INPUT,
-      "plan_missing",
-      path=path,
-      expected="a plan's JSON file",
-      fix="give --plan a file of anystep-data plan, or --model_dir the directory of a run that has started",
-    ) from error
-  return Plan.from_json(content.decode(errors="replace"), path=path)
+  fix = "give --plan a file of anystep-data plan, or --model_dir the directory of a run that has started"
+  return Plan.read(path, fix=fix)
 
 
 def _read_roots(path: epath.Path) -> list[str]:

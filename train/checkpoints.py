@@ -19,11 +19,12 @@ from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
+from anystep.names import COMMIT_SUCCESS, DATA_PLAN
 from anystep.plan import Plan
 from anystep.train.train_state import TrainState
 
-COMMITTED = "commit_success.txt"
-_STATE, _PLAN, _INTEGRITY = "state", "data_plan.json", "integrity.json"
+COMMITTED = COMMIT_SUCCESS
+_STATE, _PLAN, _INTEGRITY = "state", DATA_PLAN, "integrity.json"
 _DIRECTORY = re.compile(r"checkpoint_(\d+)\Z")
 
 

@@ -17,6 +17,7 @@ from anystep.cache import Cache
 from anystep.converters import FeatureConverter
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import canonical_json, is_count
+from anystep.names import DATA_CACHES, DATA_PLAN
 from anystep.plan import Plan
 from anystep.tasks.fingerprint import check_reader, provenance_difference
 from anystep.tasks.modules import import_modules
@@ -170,7 +171,7 @@ class Dataset:
     """
     started = self.start_plan()
     if self.config.plan is not None:
-      plan = _read_plan(self.config.plan)
+      plan = Plan.read(self.config.plan, fix="make it with anystep-data plan, or leave DATA_PLAN out")
       _check_same(_terms(started), _terms(plan), "change the configuration or DATA_PLAN: they disagree")
       if checkpointed is not None:
         step, before = checkpointed
@@ -230,13 +231,13 @@ class PlannedDataset:
     """
     directory = epath.Path(model_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    path, text = directory / "data_plan.json", self.plan.to_json()
+    path, text = directory / DATA_PLAN, self.plan.to_json()
     if path.exists() and (before := path.read_text()) != text:
       (directory / f"data_plan_until_step_{step}.json").write_text(before)
     path.write_text(text)
     roots = [root if "://" in root else os.path.abspath(root) for root in self.dataset.config.cache_dirs]
     caches = canonical_json({"version": 1, "cache_dirs": roots}, indent=1) + "\n"
-    (directory / "data_caches.json").write_text(caches)
+    (directory / DATA_CACHES).write_text(caches)
 
 
 def _open_cache(task: seqio.Task, config: DatasetConfig) -> Cache:
@@ -283,19 +284,6 @@ def _cache_dirs_of_seqio(cache_dirs: Sequence[str]) -> Iterator[None]:
     yield
   finally:
     seqio.set_global_cache_dirs(before)
-
-
-def _read_plan(path: str) -> Plan:
-  try:
-    text = epath.Path(path).read_text()
-  except FileNotFoundError as error:
-    raise AnystepError(
-      ExitCode.NO_INPUT,
-      "plan_missing",
-      path=path,
-      fix="make it with anystep-data plan, or leave DATA_PLAN out",
-    ) from error
-  return Plan.from_json(text, path=path)
 
 
 def _terms(plan: Plan) -> dict[str, object]:
