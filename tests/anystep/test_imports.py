@@ -10,6 +10,7 @@ import textwrap
 
 import caches
 import pytest
+from unimportable import WITHOUT
 
 import anystep
 import oracle
@@ -129,20 +130,13 @@ def test_public_names_are_there_and_sorted():
     assert getattr(anystep, name).__module__.startswith("anystep."), name
 
 
-READER = """
+READER = (
+  """
   import importlib.util, json, sys
 
-  class Without:
-    def __init__(self, finder):
-      self.finder = finder
-
-    def __getattr__(self, name):
-      return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-      return None if name.partition(".")[0] in %(heavy)r else self.finder.find_spec(name, path, target)
-
-  sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+  + WITHOUT
+  + """
   assert not any(map(importlib.util.find_spec, %(heavy)r))
   for module in %(modules)r:
     importlib.import_module(f"anystep.{module}")
@@ -161,6 +155,7 @@ READER = """
     names = sorted(next(stream))
   print(json.dumps({"digests": digests, "plan": plan.sha256, "names": names, "7": cache[7]["number"].item()}))
 """
+)
 
 
 def reader_script():

@@ -14,6 +14,7 @@ import caches
 import numpy as np
 import pytest
 from explained_rows import build_mixture, explained_rows
+from unimportable import WITHOUT
 
 import oracle
 from anystep.command_line import run_program
@@ -926,20 +927,13 @@ def test_help_explains_every_command(capsys):
     assert " ".join(["usage: anystep-data", *command]) in capsys.readouterr().out
 
 
-LIGHT = """
+LIGHT = (
+  """
   import sys
 
-  class Without:
-    def __init__(self, finder):
-      self.finder = finder
-
-    def __getattr__(self, name):
-      return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-      return None if name.partition(".")[0] in %(heavy)r else self.finder.find_spec(name, path, target)
-
-  sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+  + WITHOUT
+  + """
   from anystep.tasks.data_main import main
 
   source = sys.argv[1:-1]
@@ -956,6 +950,7 @@ LIGHT = """
   ):
     assert main(command) == 0, command
 """
+)
 
 
 def test_everything_works_where_nothing_else_is_installed(root, tmp_path):
