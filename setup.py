@@ -10,6 +10,7 @@ LIBRARY = [
   "array-record>=0.8.1",
   "etils[epath]>=1.9",
   "google-crc32c>=1.6",
+  "numba>=0.61",
   "numpy>=2.0",
   "protobuf>=5",
   "rich>=13",

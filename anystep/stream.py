@@ -16,9 +16,10 @@ from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
 from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
-from anystep.task_examples import Records, TaskExamples, Transform
+from anystep.task_examples import TaskExamples
+from anystep.transforms import Transform
 
-__all__ = ["Records", "Stream", "Transform", "find_cache", "open_stream"]
+__all__ = ["Stream", "find_cache", "open_stream"]
 
 STATE_VERSION = 1
 # Reading holds Python's lock, parsing does not: one thread reads while another parses.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,21 +12,7 @@ from anystep.examples import Batch, ExampleParser, Ragged, tensorflow_installed
 from anystep.manifest import Feature
 from anystep.plan import BatchRows, Plan
 from anystep.record_reader import RecordReader
-
-
-class Records(NamedTuple):
-  """Which records a batch of one task's examples are: `(rows,) int64` each."""
-
-  epochs: np.ndarray
-  indices: np.ndarray
-
-
-class Transform(Protocol):
-  """What a task's examples go through at reading: one example to one, whatever stands beside it."""
-
-  def __call__(self, batch: Batch, records: Records) -> Batch:
-    """Transforms the examples of some rows; their random draws follow from `records`."""
-    ...
+from anystep.transforms import Records, Transform
 
 
 class TaskExamples:

@@ -17,7 +17,7 @@ from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
 from anystep.permutation import round_keys, sub_keys
 from anystep.plan import Plan
-from anystep.stream import Records
+from anystep.transforms import Records
 
 _SEED_BITS = np.uint64(31)
 _PAIRS_PER_KEYS = 4

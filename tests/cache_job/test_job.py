@@ -27,7 +27,7 @@ from anystep.cache import open_cache
 from anystep.cache_job.main import main, run, select_tasks
 from anystep.errors import AnystepError
 from anystep.plan import Plan
-from anystep.stream import Records
+from anystep.transforms import Records
 from anystep.tasks.reading import TaskReader
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ import oracle
 from anystep.errors import AnystepError
 from anystep.examples import Ragged
 from anystep.manifest import Feature
-from anystep.stream import Records
+from anystep.transforms import Records
 from anystep.tasks import preprocessors
 from anystep.tasks.reading import TaskReader, map_seeds, post_cache_preprocessors
 
