@@ -1,35 +1,67 @@
 """anystep: the batch of step t is a pure function of t.
 
 The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf, etils,
-array_record and google-crc32c.
+array_record and google-crc32c, and is fast where numba is.
 """
 
+import importlib as _importlib
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from anystep.cache import Cache, open_cache
-from anystep.converters import EncoderDecoderConverter, FeatureConverter, PassThroughConverter
+from anystep.converters import (
+  DecoderConverter,
+  EncoderConverter,
+  EncoderDecoderConverter,
+  FeatureConverter,
+  LMConverter,
+  MaxTextConverter,
+  PassThroughConverter,
+  PrefixLMConverter,
+)
 from anystep.digest import batch_digest, row_digests
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode
 from anystep.mixing import Mixing
+from anystep.packing import PackingPolicy
 from anystep.permutation import Permutation
 from anystep.plan import Plan
+from anystep.python_transforms import Filter, Map, MapBatch, RandomMap
 from anystep.read_pool import ReadPool
 from anystep.stream import Stream, open_stream
+from anystep.transforms import Records, Transform
+
+if _TYPE_CHECKING:
+  from anystep.tasks.deterministic_task import DeterministicMixture, DeterministicTask
 
 __all__ = [
   "AnystepError",
   "Cache",
+  "DecoderConverter",
+  "DeterministicMixture",
+  "DeterministicTask",
+  "EncoderConverter",
   "EncoderDecoderConverter",
   "EpochPolicy",
   "ExitCode",
   "FeatureConverter",
+  "Filter",
+  "LMConverter",
+  "Map",
+  "MapBatch",
+  "MaxTextConverter",
   "Mixing",
+  "PackingPolicy",
   "PassThroughConverter",
   "Permutation",
   "Plan",
+  "PrefixLMConverter",
+  "RandomMap",
   "ReadPool",
+  "Records",
   "Stream",
+  "Transform",
   "batch_digest",
   "open_cache",
   "open_stream",
@@ -42,3 +74,26 @@ __all__ = [
 _checkout = _Path(__file__).resolve().parents[1]
 if not (_Path(__file__).parent / "tasks").is_dir() and (_checkout / "setup.py").is_file():
   __path__.append(str(_checkout))
+
+
+def __getattr__(name: str) -> _Any:
+  # Subclasses of SeqIO's: the library works without it, and imports it for nobody who does not ask for them.
+  if name not in ("DeterministicMixture", "DeterministicTask"):
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  try:
+    module = _importlib.import_module("anystep.tasks.deterministic_task")
+  except ModuleNotFoundError as error:
+    if error.name not in ("seqio", "tensorflow"):
+      raise
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "package_missing",
+      expected=f"SeqIO, for anystep.{name}",
+      got=str(error),
+      fix="pip install 'anystep[cache]'",
+    ) from error
+  return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -8,21 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-class compiled:  # noqa: N801 - a decorator.
+class compiled:
   """Compiles a function of arrays and numbers, without Python's lock, when it is first called.
 
   What numba compiled is kept on disk for later processes. Where numba is not installed the function gives
   the same result, slowly.
-
-  >>> @compiled
-  ... def total(values):
-  ...   result = 0
-  ...   for value in values:
-  ...     result += value
-  ...   return result
-  >>> import numpy as np
-  >>> int(total(np.arange(4)))
-  6
   """
 
   def __init__(self, function: Callable[..., Any]):
@@ -35,7 +25,11 @@ class compiled:  # noqa: N801 - a decorator.
       return self.plain
     import numba
 
-    return numba.njit(self.plain, nogil=True, cache=True)
+    try:
+      return numba.njit(self.plain, nogil=True, cache=True)
+    except RuntimeError:
+      # There is no place on disk to keep it.
+      return numba.njit(self.plain, nogil=True)
 
   def __call__(self, *arguments: Any) -> Any:
     return self._run(*arguments)

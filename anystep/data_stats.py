@@ -213,7 +213,8 @@ def mixture_shares(
   Args:
     plan: a plan.
     steps: the steps, of which one at least comes before the data's end.
-    stats: of the tasks, for the share of tokens: estimated from mean lengths, None where there are none.
+    stats: of the tasks, for the share of tokens: estimated from mean lengths, None where there are none. Of
+      packed tasks their unit tables say it, where the plan knows its caches.
     feature_lengths: what features are cut to.
   """
   planned = dict.fromkeys(plan.task_names, 0.0)
@@ -222,6 +223,8 @@ def mixture_shares(
       planned[name] += len(stretch) * segment.batch_size * quota / sum(segment.quotas.values())
   rows = rows_of_tasks(plan, steps)
   means = {name: stats[name].tokens_per_example(feature_lengths) for name in rows if name in stats}
+  packed = {name: table for name, table in plan.unit_tables.items() if table.features}
+  means |= {name: sum(table.real_tokens.values()) / table.num_units for name, table in packed.items()}
   tokens = {name: None if (mean := means.get(name)) is None else mean * rows[name] for name in rows}
   total_tokens = (
     None if any(tokens[n] is None for n in rows if rows[n]) else sum(t or 0 for t in tokens.values())

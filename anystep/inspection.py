@@ -15,6 +15,7 @@ from anystep.manifest import AS_IS
 from anystep.permutation import Permutation
 from anystep.plan import PADDING_TASK, Plan
 from anystep.segments import Segment
+from anystep.unit_tables import UnitTable
 
 _EPOCHS_AT_A_TIME = 1024
 
@@ -35,12 +36,12 @@ def what_was_at(
   """
   batch = plan.batch(step, rows)
   numbers = np.arange(len(batch.task)) if rows is None else np.asarray(rows)
-  examples: dict[int, dict[str, Any]] = {}
+  examples: dict[int, list[dict[str, Any]]] = {}
   for position in np.unique(batch.task[batch.task != PADDING_TASK]).tolist():
-    cache = caches[plan.task_names[position]]
+    name = plan.task_names[position]
     own = np.flatnonzero(batch.task == position)
-    indices = cache.index_of(batch.shard[own], batch.place[own])
-    examples |= dict(zip(own.tolist(), _examples(cache, indices), strict=True))
+    units = _examples_of_units(caches[name], plan.unit_tables.get(name), batch.shard[own], batch.place[own])
+    examples |= dict(zip(own.tolist(), units, strict=True))
   for k in sorted(examples):
     where = {name: int(getattr(batch, name)[k]) for name in ("epoch", "unit", "shard", "place")}
     yield _row(plan, step, int(numbers[k]), plan.task_names[int(batch.task[k])], where, examples[k])
@@ -51,7 +52,8 @@ def when_was(
 ) -> Iterator[dict[str, Any]]:
   """Every row of some steps that trains on an example, in order: what `what_was_at` says of those rows.
 
-  Costs one inverse permutation for each epoch that the steps touch; no step is gone through.
+  Costs one inverse permutation for each epoch that the steps touch; no step is gone through. An example that
+  is dropped after the cache is in no row.
 
   Args:
     plan: one that knows its caches (`Plan.on_caches`).
@@ -62,13 +64,18 @@ def when_was(
   Raises:
     IndexError: for an index that the split does not have.
   """
-  indices = np.array([index])
-  shard, place = (int(number[0]) for number in caches[task].locate(indices))
-  (example,) = _examples(caches[task], indices)
+  shard, place = (int(number[0]) for number in caches[task].locate(np.array([index])))
+  table = plan.unit_tables.get(task)
+  if table is not None:
+    unit_place = table.unit_of(shard, place)
+    if unit_place is None:
+      return
+    place = unit_place
+  (examples,) = _examples_of_units(caches[task], table, np.array([shard]), np.array([place]))
   for step, found in itertools.groupby(_hits(plan, task, shard, place, steps), operator.itemgetter(0)):
     for _, row, epoch, unit in sorted(found):
       where = {"epoch": epoch, "unit": unit, "shard": shard, "place": place}
-      yield _row(plan, step, row, task, where, example)
+      yield _row(plan, step, row, task, where, examples)
 
 
 def index_of_source(cache: Cache, source_shard: int, source_place: int) -> int:
@@ -99,7 +106,7 @@ def stretches(plan: Plan, steps: range) -> Iterator[tuple[Segment, range]]:
 
 
 def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterator[tuple[int, int, int, int]]:
-  """(step, row, epoch, unit) of every time that a record comes, steps ascending."""
+  """(step, row, epoch, unit) of every time that what lies at a place comes, steps ascending."""
   position, num_units = plan.task_names.index(task), plan.tasks[task].num_units
   for segment, stretch in stretches(plan, steps):
     if task not in segment.tasks:
@@ -117,9 +124,26 @@ def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterat
 
 
 def _row(
-  plan: Plan, step: int, row: int, task: str, where: Mapping[str, int], example: Mapping[str, Any]
+  plan: Plan, step: int, row: int, task: str, where: Mapping[str, int], examples: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  return {"step": step, "row": row, "task": task, "split": plan.split, **where, "examples": [{**example}]}
+  own = [dict(example) for example in examples]
+  return {"step": step, "row": row, "task": task, "split": plan.split, **where, "examples": own}
+
+
+def _examples_of_units(
+  cache: Cache, table: UnitTable | None, shards: np.ndarray, places: np.ndarray
+) -> list[list[dict[str, Any]]]:
+  """What is said of the examples of units, by shard and place, `(units,)` each."""
+  if table is None:
+    return [[example] for example in _examples(cache, cache.index_of(shards, places))]
+  units: list[list[dict[str, Any]]] = [[]] * len(places)
+  for shard in np.unique(shards).tolist():
+    own = np.flatnonzero(shards == shard)
+    members = table.members(shard, places[own])
+    examples = iter(_examples(cache, cache.index_of(np.full_like(members.places, shard), members.places)))
+    for k, count in zip(own.tolist(), members.counts.tolist(), strict=True):
+      units[k] = list(itertools.islice(examples, count))
+  return units
 
 
 def _examples(cache: Cache, indices: np.ndarray) -> list[dict[str, Any]]:

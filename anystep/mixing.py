@@ -54,7 +54,7 @@ class Mixing:
   """
 
   def __init__(self, shares: Mapping[str, int | float | str | Fraction]):
-    exact = {name: _exact_share(name, share) for name, share in shares.items()}
+    exact = {name: exact_share(name, share) for name, share in shares.items()}
     names = [name for name in sorted(exact, key=str.encode) if exact[name]]
     if not 1 <= len(names) <= _MAX_TASKS:
       raise AnystepError(
@@ -217,7 +217,12 @@ def _deadlines(numerators: np.ndarray, quotas: np.ndarray) -> np.ndarray:
   return result
 
 
-def _exact_share(name: str, share: object) -> Fraction:
+def exact_share(name: str, share: object) -> Fraction:
+  """A task's share, read as it is written.
+
+  Raises:
+    AnystepError: 78 `rates` where it is not a finite number >= 0.
+  """
   try:
     # A bool is no number to it.
     exact = Fraction(str(share))

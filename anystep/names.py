@@ -13,6 +13,9 @@ _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\
 
 COMPLETED = "COMPLETED"
 
+# A unit table's header, written last.
+UNIT_TABLE = "units.json"
+
 # What a trainer leaves for `anystep-data`: the plan, where its caches are, a whole checkpoint's marker.
 DATA_PLAN, DATA_CACHES, COMMIT_SUCCESS = "data_plan.json", "data_caches.json", "commit_success.txt"
 
@@ -52,6 +55,11 @@ def lengths_name(split: str, shard: int, num_shards: int) -> str:
 def offsets_name(split: str, shard: int, num_shards: int) -> str:
   """The name of the table of a TFRecord shard's offsets."""
   return f"{records_name(split, 'tfrecord', shard, num_shards)}-offsets.npy"
+
+
+def units_name(split: str, shard: int, num_shards: int) -> str:
+  """The name of a shard's part of a unit table."""
+  return f"{_check(split, 'split')}.units-{shard:05d}-of-{num_shards:05d}.npy"
 
 
 def record_path(root: epath.PathLike, name: str) -> epath.Path:

@@ -18,14 +18,23 @@ from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import AS_IS, canonical_json, is_count
-from anystep.mixing import Mixing
+from anystep.mixing import Mixing, exact_share
+from anystep.packing import PackingPolicy
 from anystep.planned_task import PlannedTask
 from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
+from anystep.transforms import Transform, as_transform
+from anystep.unit_surveys import make_unit_table, needs_unit_table, table_made_for
+from anystep.unit_tables import UnitTable, find_unit_table
 
 PLAN_VERSION = 1
 PADDING_TASK = -1
+_ON_CACHES = "a plan that knows its caches: plan.on_caches(caches)"
+
+# Fields that the caches tell and the JSON does not.
+UNSAID = frozenset({"unit_tables", "shard_units"})
 
 Rate = int | float | str | Fraction
+Transforms = Mapping[str, Transform | Sequence[Transform]]
 
 
 class BatchRows(NamedTuple):
@@ -50,11 +59,14 @@ class Plan:
     seed: keys the order of later epochs and the draws at reading; the preshuffle has the cache's own.
     num_epochs: after how many epochs of some task the data ends; None for never.
     feature_lengths: tokens per feature that rows are cut and filled to.
+    packing: how many examples share a row.
     epoch_policy: how later epochs are ordered.
+    rate_unit: what the segments' rates count, `examples` or `units`.
     tasks: the caches of every task that any segment has, by name.
     segments: by start_step; of those that start at one step the last counts.
-    shard_units: units of each shard, `(S,) int64`, of tasks whose shards differ by more than one, as in
-      layout `as_is`. Not in the JSON: `on_caches` puts it back.
+    unit_tables: of the tasks that have one, by name. Not in the JSON: `on_caches` puts it back.
+    shard_units: units of each shard, `(S,) int64`, of tasks whose shards may differ by more than one, as
+      with a table and in layout `as_is`. Not in the JSON either.
   """
 
   split: str
@@ -64,8 +76,9 @@ class Plan:
   epoch_policy: EpochPolicy
   tasks: Mapping[str, PlannedTask]
   segments: Sequence[Segment]
-  packing: str = "none"
+  packing: PackingPolicy = PackingPolicy.NONE
   rate_unit: str = "examples"
+  unit_tables: Mapping[str, UnitTable] = dataclasses.field(default_factory=dict, compare=False, repr=False)
   shard_units: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
   def __post_init__(self):
@@ -75,7 +88,8 @@ class Plan:
       seed=type(self.seed) is int,
       num_epochs=self.num_epochs is None or is_count(self.num_epochs, least=1),
       feature_lengths=all(is_count(length) for length in self.feature_lengths.values()),
-      packing=self.packing == "none",
+      packing=isinstance(self.packing, PackingPolicy)
+      and (self.packing is PackingPolicy.NONE or all(task.unit_table for task in self.tasks.values())),
       rate_unit=self.rate_unit in ("examples", "units"),
       segments=starts[:1] == [0] and starts == sorted(starts),
       tasks=all(name in self.tasks for segment in self.segments for name in segment.tasks),
@@ -97,11 +111,16 @@ class Plan:
     feature_lengths: Mapping[str, int] | None = None,
     seed: int = 0,
     num_epochs: int | None = None,
+    packing: PackingPolicy | str = PackingPolicy.NONE,
     epoch_policy: EpochPolicy | str | None = None,
     rate_unit: str = "examples",
     lanes: int | None = None,
+    transforms: Transforms | None = None,
   ) -> Plan:
     """The plan of a run that starts at step 0.
+
+    Where rows are packed, or a transform may drop examples, the units are found first, if they were not
+    before: by arithmetic on lengths files, or in one pass where only running the transforms tells.
 
     Args:
       caches: the task's cache, or the caches of a mixture's tasks; their split is the plan's.
@@ -110,14 +129,16 @@ class Plan:
       feature_lengths: tokens per feature.
       seed: see the class.
       num_epochs: see the class.
+      packing: `none`, `greedy` (in the cache's order, any length of data) or `best_fit` (fuller rows).
       epoch_policy: see the class; by default `reshuffle`, and `global` for layout `as_is`.
       rate_unit: what rates count: `examples`, as SeqIO's do, or `units`.
       lanes: M; hosts whose number divides it read files of their own. Default: the most that the
         order specification allows.
+      transforms: what each task's examples go through at reading, as `open_stream` is given it.
 
     Raises:
-      AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `epoch_policy`, `rates`, `task_unknown`, `split`,
-        `feature_lengths`; 66 `cache_empty`.
+      AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `packing`, `epoch_policy`, `rates`, `rate_unit`,
+        `task_unknown`, `split`, `feature_lengths`; 66 `cache_empty`; as `make_unit_table`.
     """
     by_name = _by_task(caches)
     manifests = [cache.manifest for cache in by_name.values()]
@@ -133,15 +154,20 @@ class Plan:
       named = "a policy by name, for a mixture of layouts preshuffled and as_is"
       _require(len(layouts) == 1, "epoch_policy", named, None)
       epoch_policy = EpochPolicy.GLOBAL if layouts == {AS_IS} else EpochPolicy.RESHUFFLE
+    packings = [policy.value for policy in PackingPolicy]
+    _require(packing in packings, "packing", " or ".join(packings), packing)
     policies = [policy.value for policy in EpochPolicy]
     _require(epoch_policy in policies, "epoch_policy", " or ".join(policies), epoch_policy)
     if rates is None:
       _require(len(by_name) == 1, "rates", f"rates of {', '.join(by_name)}", None)
       rates = dict.fromkeys(by_name, 1)
-    planned = {name: PlannedTask.of(cache) for name, cache in by_name.items()}
+    wanted = {name: cache for name, cache in by_name.items() if exact_share(name, rates.get(name, 0))}
+    tables = _made_tables(wanted, transforms, packing=PackingPolicy(packing), feature_lengths=lengths)
+    planned = {name: PlannedTask.of(cache, tables.get(name)) for name, cache in by_name.items()}
     segment = _segment(
       planned,
       rates,
+      units_per_example=_units_per_example(planned, tables, rate_unit),
       start_step=0,
       batch_size=batch_size,
       lanes=lanes,
@@ -153,10 +179,12 @@ class Plan:
       seed=seed,
       num_epochs=num_epochs,
       feature_lengths=lengths,
+      packing=PackingPolicy(packing),
       epoch_policy=EpochPolicy(epoch_policy),
       tasks={name: planned[name] for name in segment.tasks},
       segments=(segment,),
       rate_unit=rate_unit,
+      unit_tables={name: table for name, table in tables.items() if name in segment.tasks},
     ).on_caches(by_name)
 
   def change(
@@ -167,6 +195,7 @@ class Plan:
     batch_size: int | None = None,
     lanes: int | None = None,
     caches: Cache | Iterable[Cache] = (),
+    transforms: Transforms | None = None,
     trained_steps: int = 0,
     reason: str = "change",
   ) -> Plan:
@@ -181,6 +210,7 @@ class Plan:
       batch_size: rows of a batch; None for as before.
       lanes: M; None for as before, or for the default where batch size or tasks change.
       caches: of tasks that the plan does not know yet.
+      transforms: of those tasks, as in `start`.
       trained_steps: steps that are trained already, whose data is past: `step` must not be below.
       reason: why, for people.
 
@@ -194,12 +224,17 @@ class Plan:
     for name, cache in new_caches.items():
       _require(cache.manifest.split == self.split, "split", self.split, f"{cache.manifest.split} of {name}")
     # `on_caches` compares those of tasks that the plan knows.
-    planned = {**{name: PlannedTask.of(cache) for name, cache in new_caches.items()}, **self.tasks}
+    unknown = {name: cache for name, cache in new_caches.items() if name not in self.tasks}
+    lengths = self.feature_lengths
+    new_tables = _made_tables(unknown, transforms, packing=self.packing, feature_lengths=lengths)
+    planned = {**self.tasks, **{n: PlannedTask.of(cache, new_tables.get(n)) for n, cache in unknown.items()}}
+    tables = {**self.unit_tables, **new_tables}
     if rates is None:
       rates = {name: task.rate for name, task in old.tasks.items()}
     segment = _segment(
       planned,
       rates,
+      units_per_example=_units_per_example(planned, tables, self.rate_unit),
       start_step=step,
       batch_size=old.batch_size if batch_size is None else batch_size,
       lanes=lanes,
@@ -211,7 +246,9 @@ class Plan:
     if segment.quotas == old.quotas:
       first_stripe = old.standing_at(step, start_step=step, reason=reason).first_stripe
       segment = dataclasses.replace(segment, first_stripe=first_stripe)
-    return self._with_segments([segment], planned).on_caches(new_caches)
+    changed = self._with_segments([segment], planned)
+    tables = {name: table for name, table in tables.items() if name in changed.tasks}
+    return dataclasses.replace(changed, unit_tables=tables).on_caches(new_caches)
 
   def skip(self, step: int, until: int, *, trained_steps: int = 0, reason: str | None = None) -> Plan:
     """The plan that leaves out the batches of steps [step, until): step + i is what until + i was.
@@ -342,8 +379,12 @@ class Plan:
   @functools.cached_property
   def unit_order(self) -> UnitOrder:
     """Where the units of the plan's tasks lie, by `task_names`."""
-    unknown = [n for n, task in self.tasks.items() if task.layout == AS_IS and n not in self.shard_units]
-    _require(not unknown, "plan_caches", "a plan that knows its caches: plan.on_caches(caches)", unknown)
+    unknown = [
+      name
+      for name, task in self.tasks.items()
+      if (task.layout == AS_IS or task.unit_table) and name not in self.shard_units
+    ]
+    _require(not unknown, "plan_caches", _ON_CACHES, unknown)
     tasks = [
       TaskUnits(
         task=name,
@@ -356,20 +397,64 @@ class Plan:
     ]
     return UnitOrder(tasks, split=self.split, seed=self.seed, policy=self.epoch_policy)
 
-  def on_caches(self, caches: Mapping[str, Cache]) -> Plan:
+  def on_caches(self, caches: Mapping[str, Cache], transforms: Transforms | None = None) -> Plan:
     """The plan, with what its order needs of these caches and its JSON does not hold.
+
+    Args:
+      caches: by task name.
+      transforms: what the tasks' examples go through at reading, where that is known: the plan is refused
+        if it was made for another, and a unit table that is not there is made anew.
 
     Raises:
       AnystepError: 76 `plan_cache` for a cache other than the one that the plan was made for, with both
-        sides of the first difference; `feature_lengths` for one that was cached for other lengths.
+        sides of the first difference; `feature_lengths` for one that was cached for other lengths;
+        `unit_table` for other transforms; 66 `unit_table_missing`; as `make_unit_table`.
     """
-    shard_units = dict(self.shard_units)
+    tables, shard_units = dict(self.unit_tables), dict(self.shard_units)
     for name in self.tasks.keys() & caches.keys():
-      self.tasks[name].check(caches[name], self.feature_lengths)
-      manifest = caches[name].manifest
-      if manifest.layout == AS_IS:
-        shard_units[name] = manifest.shard_records
-    return dataclasses.replace(self, shard_units=shard_units)
+      table = self._table_of(name, caches[name], transforms)
+      self.tasks[name].check(caches[name], table, self.feature_lengths)
+      if table is not None:
+        tables[name], shard_units[name] = table, table.shard_units
+      elif caches[name].manifest.layout == AS_IS:
+        shard_units[name] = caches[name].manifest.shard_records
+    return dataclasses.replace(self, unit_tables=tables, shard_units=shard_units)
+
+  def _table_of(self, name: str, cache: Cache, transforms: Transforms | None) -> UnitTable | None:
+    sha256 = self.tasks[name].unit_table
+    transform = None if transforms is None else as_transform(transforms.get(name))
+    table = self.unit_tables.get(name)
+    if table is None and sha256 is not None:
+      table = find_unit_table(cache, sha256)
+    if transforms is not None:
+      how: dict[str, Any] = {"packing": self.packing, "feature_lengths": self.feature_lengths}
+      if needs_unit_table(transform, self.packing) and sha256 is not None and table is None:
+        return make_unit_table(cache, transform, **how)
+      wanted = table_made_for(cache, transform, **how) if needs_unit_table(transform, self.packing) else {}
+      self._check_table(name, {} if table is None else table.made_for, wanted)
+    if table is None and sha256 is not None:
+      raise AnystepError(
+        ExitCode.NO_INPUT,
+        "unit_table_missing",
+        task=name,
+        expected=f"unit table {sha256} in {cache.directory / 'units'}",
+        fix="open the plan with the transforms it was made for, once: the table is made anew, identically",
+      )
+    return table
+
+  def _check_table(self, name: str, planned: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses a table that was made for something else."""
+    for item in sorted(planned.keys() | wanted.keys()):
+      if canonical_json(planned.get(item)) != canonical_json(wanted.get(item)):
+        raise AnystepError(
+          ExitCode.MISMATCH,
+          "unit_table",
+          task=name,
+          item=item,
+          expected=planned.get(item),
+          got=wanted.get(item),
+          fix="read with the transforms that the plan was made for, or start a new plan with these",
+        )
 
   def _units_at(self, step: int) -> dict[str, int]:
     """The next unit at a step of every task that had one before."""
@@ -421,7 +506,7 @@ class Plan:
 
   def to_json(self) -> str:
     """The plan's text: equal plans are equal bytes."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shard_units"}
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in UNSAID}
     document = {
       "version": PLAN_VERSION,
       **fields,
@@ -478,8 +563,8 @@ class Plan:
 
   @classmethod
   def _from_document(cls, document: dict[str, Any]) -> Plan:
-    if "shard_units" in document:
-      raise ValueError("shard_units is not a field of the file")
+    if UNSAID & document.keys():
+      raise ValueError(f"{', '.join(sorted(UNSAID & document.keys()))} is not in the file")
     tasks = {name: PlannedTask(**task) for name, task in document.pop("tasks").items()}
     segments = tuple(
       Segment(
@@ -490,14 +575,18 @@ class Plan:
       )
       for segment in document.pop("segments")
     )
-    policy = EpochPolicy(document.pop("epoch_policy"))
-    return cls(**document, epoch_policy=policy, tasks=tasks, segments=segments)
+    policies = {
+      "packing": PackingPolicy(document.pop("packing")),
+      "epoch_policy": EpochPolicy(document.pop("epoch_policy")),
+    }
+    return cls(**document, **policies, tasks=tasks, segments=segments)
 
 
 def _segment(
   planned: Mapping[str, PlannedTask],
   rates: Mapping[str, Rate],
   *,
+  units_per_example: Mapping[str, Fraction],
   start_step: int,
   batch_size: int,
   lanes: int | None,
@@ -515,8 +604,7 @@ def _segment(
         fix="correct the name, or give the task's cache too",
       )
   _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
-  # A task's units are its examples, so that a rate in examples is a rate in units.
-  mixing = Mixing(rates)
+  mixing = Mixing({n: exact_share(n, rate) * units_per_example.get(n, 1) for n, rate in rates.items()})
   if lanes is None:
     lanes = default_lanes(batch_size, [planned[name].num_shards for name in mixing.names])
   divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
@@ -532,6 +620,33 @@ def _segment(
     },
     reason=reason,
   )
+
+
+def _units_per_example(
+  planned: Mapping[str, PlannedTask], tables: Mapping[str, UnitTable], rate_unit: str
+) -> dict[str, Fraction]:
+  """U / N of tasks whose units are not their examples, by which rates of examples become those of units."""
+  if rate_unit == "units":
+    return {}
+  unknown = [name for name, task in planned.items() if task.unit_table and name not in tables]
+  _require(not unknown, "plan_caches", _ON_CACHES, unknown)
+  return {name: Fraction(table.num_units, table.num_examples) for name, table in tables.items()}
+
+
+def _made_tables(
+  caches: Mapping[str, Cache],
+  transforms: Transforms | None,
+  *,
+  packing: PackingPolicy,
+  feature_lengths: Mapping[str, int],
+) -> dict[str, UnitTable]:
+  """The unit tables of the tasks that need one."""
+  by_task = {name: as_transform((transforms or {}).get(name)) for name in caches}
+  return {
+    name: make_unit_table(caches[name], transform, packing=packing, feature_lengths=feature_lengths)
+    for name, transform in by_task.items()
+    if needs_unit_table(transform, packing)
+  }
 
 
 def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:

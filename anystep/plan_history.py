@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anystep.epochs import EpochPolicy
-from anystep.plan import Plan
+from anystep.plan import UNSAID, Plan
 from anystep.segments import Segment
 
 # Rows of two plans that are compared at a time.
@@ -66,7 +66,7 @@ def totals(plan: Plan, trained_steps: int | None = None) -> dict[str, Any]:
     "trained_steps": trained_steps,
     "epoch_policy": plan.epoch_policy.value,
     "rate_unit": plan.rate_unit,
-    "packing": plan.packing,
+    "packing": plan.packing.value,
     "feature_lengths": dict(plan.feature_lengths),
     "tasks": {
       name: {
@@ -74,6 +74,7 @@ def totals(plan: Plan, trained_steps: int | None = None) -> dict[str, Any]:
         "num_shards": plan.tasks[name].num_shards,
         "block_records": plan.tasks[name].block_records,
         "layout": plan.tasks[name].layout,
+        "unit_table": plan.tasks[name].unit_table,
       }
       for name in plan.task_names
     },
@@ -110,7 +111,7 @@ def _document(plan: Plan) -> dict[str, Any]:
       name += "'"
     named[name] = dataclasses.asdict(segment)
   fields = dataclasses.fields(plan)
-  document = {f.name: getattr(plan, f.name) for f in fields if f.name not in ("shard_units", "segments")}
+  document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*UNSAID, "segments"}}
   document["tasks"] = {name: dataclasses.asdict(task) for name, task in plan.tasks.items()}
   return document | {"segments": named}
 

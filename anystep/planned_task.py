@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 from collections.abc import Mapping
 
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import AS_IS, PRESHUFFLED, is_count
 from anystep.segments import refuse_wrong
+from anystep.unit_tables import UnitTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedTask:
-  """The cache that a plan was made for: resuming on any other is refused."""
+  """The cache, and the unit table if it has one, that a plan was made for: on any other it is refused."""
 
   fingerprint: str
   manifest_sha256: str
@@ -30,13 +32,13 @@ class PlannedTask:
       num_shards=is_count(self.num_shards, least=1),
       block_records=is_count(self.block_records, least=1),
       num_units=is_count(self.num_units, least=1),
-      unit_table=self.unit_table is None,
+      unit_table=self.unit_table is None or _is_sha256(self.unit_table),
       layout=self.layout in (PRESHUFFLED, AS_IS),
     )
 
   @classmethod
-  def of(cls, cache: Cache) -> PlannedTask:
-    """What a plan remembers of a cache, whose units are its examples.
+  def of(cls, cache: Cache, table: UnitTable | None = None) -> PlannedTask:
+    """What a plan remembers of a cache, whose units are its examples where it has no table.
 
     Raises:
       AnystepError: 66 `cache_empty`.
@@ -56,18 +58,19 @@ class PlannedTask:
       manifest_sha256=cache.manifest_sha256,
       num_shards=m.num_shards,
       block_records=m.block_records,
-      num_units=m.num_examples,
+      num_units=m.num_examples if table is None else table.num_units,
+      unit_table=None if table is None else table.sha256,
       layout=m.layout,
     )
 
-  def check(self, cache: Cache, feature_lengths: Mapping[str, int]) -> None:
-    """Refuses a cache other than the one that the plan was made for, or one that was made for other lengths.
+  def check(self, cache: Cache, table: UnitTable | None, feature_lengths: Mapping[str, int]) -> None:
+    """Refuses a cache or table other than the plan was made for, or a cache that was made for other lengths.
 
     Raises:
       AnystepError: 76 `plan_cache` with both sides of the first difference, `feature_lengths`.
     """
     name = cache.manifest.task
-    found = dataclasses.asdict(PlannedTask.of(cache))
+    found = dataclasses.asdict(PlannedTask.of(cache, table))
     for field, value in dataclasses.asdict(self).items():
       if found[field] != value:
         raise AnystepError(
@@ -90,3 +93,7 @@ class PlannedTask:
           got=length,
           fix="ask for the lengths that the task was cached for, or cache it for these",
         )
+
+
+def _is_sha256(value: object) -> bool:
+  return isinstance(value, str) and len(value) == 64 and set(value) <= set(string.hexdigits)

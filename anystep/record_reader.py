@@ -6,7 +6,8 @@ import collections
 import itertools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, Turns
 from anystep.plan import Plan
 from anystep.read_pool import held_bytes
+from anystep.unit_tables import Members
 
 _log = logging.getLogger("anystep")
 _owners = itertools.count()
@@ -27,14 +29,47 @@ _MAX_BLOCKS_AHEAD = 16
 _WindowKey = tuple[int, int, int, int]  # task, epoch, shard, first turn
 
 
+class UnitRecords(NamedTuple):
+  """Serialized records of units, unit by unit.
+
+  Attributes:
+    records: every record.
+    counts: records of each unit, `(units,) int64`; None where each unit is a record.
+    places: the records' places in their shards, `(records,) int64`; None where they are the units'.
+    lengths: tokens that the plan counts on, `(records, packed features) int64`; None without unit tables.
+  """
+
+  records: list[bytes]
+  counts: np.ndarray | None = None
+  places: np.ndarray | None = None
+  lengths: np.ndarray | None = None
+
+
+class _Unit(NamedTuple):
+  """A unit of a plan that has unit tables: its records, their places and lengths."""
+
+  records: list[bytes]
+  places: np.ndarray
+  lengths: np.ndarray
+
+
 class _Window:
-  """Records in the order of their turns, and how many of them nobody asked for yet."""
+  """Units in the order of their turns, and how many of them nobody asked for yet.
 
-  __slots__ = ("left", "records")
+  Without unit tables a unit is a record's bytes.
+  """
 
-  def __init__(self, records: list[bytes]):
-    self.records = records
-    self.left = len(records)
+  __slots__ = ("left", "units")
+
+  def __init__(self, units: Sequence[Any]):
+    self.units = units
+    self.left = len(units)
+
+  @property
+  def held_bytes(self) -> int:
+    if isinstance(self.units[0], bytes):
+      return held_bytes(self.units)
+    return held_bytes([record for unit in self.units for record in unit.records])
 
 
 class RecordReader:
@@ -46,12 +81,19 @@ class RecordReader:
   every shard. Under the policy `global` a shard's turns do not follow each other: whole blocks are held
   if they all fit, else single records are read.
 
+  With unit tables turns count units, whose records are in one block or in several. A block of which a
+  window uses a part is held for the windows beside it.
+
   Thread-safe.
 
   Args:
     plan: on its caches.
     caches: by task name; of several pools, the first task's holds what is read ahead.
     shards_touched: by task name, how many shards the wanted rows come from within an epoch; by default all.
+
+  Attributes:
+    features: names of the features that some task's units are packed by, the columns of
+      `UnitRecords.lengths`.
   """
 
   def __init__(
@@ -64,14 +106,23 @@ class RecordReader:
     self._lock = threading.Lock()
     self._first_blocks: dict[tuple[int, int, int], list[bytes]] = {}
     manifests = [cache.manifest for cache in self._caches]
+    self._tables = [plan.unit_tables.get(name) for name in plan.task_names]
+    self.features = sorted({name for table in self._tables if table for name in table.features})
+    self._columns = [
+      [self.features.index(name) for name in table.features] if table else [] for table in self._tables
+    ]
     self._is_global = plan.epoch_policy is EpochPolicy.GLOBAL
     touched = [m.num_shards if shards_touched is None else shards_touched[m.task] for m in manifests]
     self._shards_touched = np.maximum(touched, 1)
     self._block_records = np.array([m.block_records for m in manifests], np.int64)
-    self._block_turns = np.minimum(self._block_records, [m.shard_records.max() for m in manifests])
+    shard_units = [
+      t.shard_units if t else m.shard_records for t, m in zip(self._tables, manifests, strict=True)
+    ]
+    self._block_turns = np.minimum(self._block_records, [units.max() for units in shard_units])
     # Records to be held so that no block is read twice, and the bytes of one, in its file and in memory.
     num_examples = np.array([m.num_examples for m in manifests], np.int64)
-    self._wanted = np.minimum(self._shards_touched * self._block_turns, num_examples)
+    unit_records = [t.shard_records.sum() / t.num_units if t else 1 for t in self._tables]
+    self._wanted = np.minimum(self._shards_touched * self._block_turns * unit_records, num_examples)
     if self._is_global:
       self._wanted = num_examples
     file_bytes = np.array([sum(file.bytes for file in m.record_files) for m in manifests])
@@ -80,8 +131,8 @@ class RecordReader:
     # Turns in a window, by task; 0 where no record was seen yet, 1 for single records.
     self._window_turns = np.zeros(len(manifests), np.int64)
 
-  def read(self, task: np.ndarray, unit: np.ndarray) -> list[bytes]:
-    """Serialized records of units, in their order.
+  def read(self, task: np.ndarray, unit: np.ndarray) -> UnitRecords:
+    """The records of units, in their order.
 
     Args:
       task: places among the plan's task names, `(rows,)`.
@@ -97,29 +148,38 @@ class RecordReader:
         self._see(k, turns, task)
       if new:
         self._choose_windows(new)
-      if self._is_global:
-        return self._read_global(task, turns)
-      start, stop = self._windows(task, turns)
-      keys = list(
-        zip(task.tolist(), turns.epochs.tolist(), turns.shards.tolist(), start.tolist(), strict=True)
-      )
-      row_of = {key: row for row, key in enumerate(keys)}
-      windows = {key: self._pool.get((self._owner, key)) for key in row_of}
-      missing = [key for key, window in windows.items() if window is None]
-      if missing:
-        windows |= self._read_windows(missing, [int(stop[row_of[key]]) for key in missing])
-      read_now = set(missing)
-      places = (turns.turns - start).tolist()
-      records = [windows[key].records[place] for key, place in zip(keys, places, strict=True)]
-      for key, count in collections.Counter(keys).items():
-        window = windows[key]
-        window.left -= count
-        if window.left <= 0:
-          self._pool.drop((self._owner, key))
-        elif key in read_now:
-          # Not sooner: windows that one batch uses up would push out those that later ones need.
-          self._pool.hold((self._owner, key), window, held_bytes(window.records))
-      return records
+      units = self._read_global(task, turns) if self._is_global else self._read_turns(task, turns)
+    if not any(self._tables):
+      return UnitRecords(units)
+    no_lengths = np.zeros((0, len(self.features)), np.int64)
+    return UnitRecords(
+      records=[record for unit in units for record in unit.records],
+      counts=np.array([len(unit.records) for unit in units], np.int64),
+      places=np.concatenate([np.zeros(0, np.int64), *(unit.places for unit in units)]),
+      lengths=np.concatenate([no_lengths, *(unit.lengths for unit in units)]),
+    )
+
+  def _read_turns(self, task: np.ndarray, turns: Turns) -> list[Any]:
+    """Units by windows."""
+    start, stop = self._windows(task, turns)
+    keys = list(zip(task.tolist(), turns.epochs.tolist(), turns.shards.tolist(), start.tolist(), strict=True))
+    row_of = {key: row for row, key in enumerate(keys)}
+    windows = {key: self._pool.get((self._owner, key)) for key in row_of}
+    missing = [key for key, window in windows.items() if window is None]
+    if missing:
+      windows |= self._read_windows(missing, [int(stop[row_of[key]]) for key in missing])
+    read_now = set(missing)
+    places = (turns.turns - start).tolist()
+    units = [windows[key].units[place] for key, place in zip(keys, places, strict=True)]
+    for key, count in collections.Counter(keys).items():
+      window = windows[key]
+      window.left -= count
+      if window.left <= 0:
+        self._pool.drop((self._owner, key))
+      elif key in read_now:
+        # Not sooner: windows that one batch uses up would push out those that later ones need.
+        self._pool.hold((self._owner, key), window, window.held_bytes)
+    return units
 
   def close(self) -> None:
     """Lets go of what is held."""
@@ -148,51 +208,91 @@ class RecordReader:
       np.arange(sizes.sum()) - np.repeat(first - starts, sizes),
     )
     places = self._order.places(np.repeat(task, sizes), turns)
-    blocks, places_in_block = np.divmod(places, np.repeat(self._block_records[task], sizes))
-    windows = {}
-    for key, begin, end in zip(keys, first.tolist(), (first + sizes).tolist(), strict=True):
-      read = self._read_blocks(key[0], key[2], np.unique(blocks[begin:end]).tolist())
-      own = zip(blocks[begin:end].tolist(), places_in_block[begin:end].tolist(), strict=True)
-      windows[key] = _Window([read[block][place] for block, place in own])
-    return windows
+    return {
+      key: _Window(self._read_units(key[0], key[2], places[begin:end]))
+      for key, begin, end in zip(keys, first.tolist(), (first + sizes).tolist(), strict=True)
+    }
+
+  def _read_units(self, k: int, shard: int, places: np.ndarray) -> list[Any]:
+    """Units of a shard, by the blocks that they are in."""
+    if not any(self._tables):
+      blocks, within = np.divmod(places, self._block_records[k])
+      read = self._read_blocks(k, shard, np.unique(blocks).tolist())
+      return [read[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+    members = self._members(k, shard, places)
+    blocks, within = np.divmod(members.places, self._block_records[k])
+    parts = self._read_parts(k, shard, blocks)
+    records = [parts[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+    return _units(records, members)
+
+  def _members(self, k: int, shard: int, places: np.ndarray) -> Members:
+    """What units of a shard consist of; lengths by the reader's features."""
+    table = self._tables[k]
+    if table is None:
+      return Members(np.ones_like(places), places, np.zeros((len(places), len(self.features)), np.int64))
+    members = table.members(shard, places)
+    lengths = np.zeros((len(members.places), len(self.features)), np.int64)
+    lengths[:, self._columns[k]] = members.lengths
+    return members._replace(lengths=lengths)
+
+  def _read_parts(self, k: int, shard: int, blocks: np.ndarray) -> dict[int, list[bytes]]:
+    """The blocks of some records; those with records that were not yet asked for are held."""
+    numbers, used = (column.tolist() for column in np.unique(blocks, return_counts=True))
+    held = {block: self._pool.get((self._owner, (k, shard, block))) for block in numbers}
+    read = self._read_blocks(k, shard, [block for block, window in held.items() if window is None])
+    parts = {}
+    for block, count in zip(numbers, used, strict=True):
+      window, key = held[block] or _Window(read[block]), (self._owner, (k, shard, block))
+      window.left -= count
+      parts[block] = window.units
+      if window.left <= 0:
+        self._pool.drop(key)
+      elif held[block] is None:
+        self._pool.hold(key, window, window.held_bytes)
+    return parts
 
   def _read_blocks(self, k: int, shard: int, blocks: list[int]) -> dict[int, list[bytes]]:
     read = {b: self._first_blocks.pop((k, shard, b)) for b in blocks if (k, shard, b) in self._first_blocks}
     rest = [block for block in blocks if block not in read]
     return read | dict(zip(rest, self._caches[k].read_blocks(shard, rest), strict=True))
 
-  def _read_global(self, task: np.ndarray, turns: Turns) -> list[bytes]:
+  def _read_global(self, task: np.ndarray, turns: Turns) -> list[Any]:
+    """Units whose places follow no order."""
     places = self._order.places(task, turns)
-    records = np.empty(len(task), object)
+    units = np.empty(len(task), object)
     for k in np.unique(task).tolist():
-      rows = np.nonzero(task == k)[0]
-      if self._window_turns[k] > 1:
-        records[rows] = self._read_held(k, turns.shards[rows], places[rows])
-        continue
-      for shard in np.unique(turns.shards[rows]).tolist():
-        own = rows[turns.shards[rows] == shard]
-        records[own] = self._caches[k].read_single(shard, places[own].tolist())
-    return records.tolist()
+      own = np.nonzero(task == k)[0]
+      for shard in np.unique(turns.shards[own]).tolist():
+        rows = own[turns.shards[own] == shard]
+        members = self._members(k, shard, places[rows])
+        if self._window_turns[k] > 1:
+          records = self._read_held(k, shard, members.places)
+        else:
+          records = self._caches[k].read_single(shard, members.places.tolist())
+        units[rows] = np.fromiter(
+          _units(records, members) if any(self._tables) else records, object, len(rows)
+        )
+    return units.tolist()
 
-  def _read_held(self, k: int, shards: np.ndarray, places: np.ndarray) -> list[bytes]:
+  def _read_held(self, k: int, shard: int, places: np.ndarray) -> list[bytes]:
     """Records of blocks that are held from now on, as long as the pool has room."""
-    blocks, places_in_block = np.divmod(places, self._block_records[k])
-    keys = list(zip(shards.tolist(), blocks.tolist(), strict=True))
+    blocks, within = np.divmod(places, self._block_records[k])
     held = {}
-    for shard, block in dict.fromkeys(keys):
+    for block in np.unique(blocks).tolist():
       key = (self._owner, (k, shard, block))
       records = self._pool.get(key)
       if records is None:
         records = self._read_blocks(k, shard, [block])[block]
         self._pool.hold(key, records, held_bytes(records))
-      held[shard, block] = records
-    return [held[key][place] for key, place in zip(keys, places_in_block.tolist(), strict=True)]
+      held[block] = records
+    return [held[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
 
   def _see(self, k: int, turns: Turns, task: np.ndarray) -> None:
     """Reads the first block that is wanted of a task, to know how large its records are."""
     row = np.nonzero(task == k)[0][:1]
-    (place,) = self._order.places(k, Turns(*(column[row] for column in turns))).tolist()
-    shard, number = int(turns.shards[row[0]]), place // int(self._block_records[k])
+    places = self._order.places(k, Turns(*(column[row] for column in turns)))
+    shard = int(turns.shards[row[0]])
+    number = int(self._members(k, shard, places).places[0]) // int(self._block_records[k])
     (block,) = self._caches[k].read_blocks(shard, [number])
     self._first_blocks[k, shard, number] = block
     self._record_bytes[k] = held_bytes(block) / len(block)
@@ -234,6 +334,15 @@ class RecordReader:
         self._pool.budget_bytes,
         readings,
       )
+
+
+def _units(records: list[bytes], members: Members) -> list[_Unit]:
+  """Records, and what the table says of them, unit by unit."""
+  stops = np.cumsum(members.counts).tolist()
+  return [
+    _Unit(records[start:stop], members.places[start:stop], members.lengths[start:stop])
+    for start, stop in zip([0, *stops[:-1]], stops, strict=True)
+  ]
 
 
 def _shared_out(total: float, needs: np.ndarray) -> np.ndarray:

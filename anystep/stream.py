@@ -15,9 +15,9 @@ from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
-from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
+from anystep.plan import PADDING_TASK, BatchRows, Plan, Transforms, checked_rows
 from anystep.task_examples import TaskExamples
-from anystep.transforms import Transform
+from anystep.transforms import Transform, as_transform
 
 __all__ = ["Stream", "find_cache", "open_stream"]
 
@@ -34,7 +34,7 @@ def open_stream(
   *,
   rows: slice | Iterable[int] | tuple[int, int] = slice(None),
   feature_converter: FeatureConverter | None = None,
-  transforms: Mapping[str, Transform] | None = None,
+  transforms: Transforms | None = None,
   prefetch_batches: int = 8,
 ) -> Stream:
   """Opens the batches of a plan.
@@ -46,13 +46,15 @@ def open_stream(
     rows: the rows wanted of every batch: a slice, row numbers, or (host, host count) for a contiguous share.
     feature_converter: makes the model's features; by default features stay as the transforms leave them,
       those that the plan has a length for cut and filled to it.
-    transforms: by task name, what its examples go through at reading.
+    transforms: by task name, what its examples go through at reading, one or several in order; what the
+      plan was started with, where it has unit tables. A table that is not there is made anew.
     prefetch_batches: batches made ahead in background threads, several at a time; 0 makes each when it is
       asked for.
 
   Raises:
-    AnystepError: 66 and 65 as `open_cache`; 76 where a cache is not the one the plan was made for;
-      78 `rows` where hosts cannot share a batch, `mixture_features` where tasks have no features in common.
+    AnystepError: 66 and 65 as `open_cache`; 76 where caches or transforms are not those the plan was made
+      for; 78 `transform` for a plain function, `rows` where hosts cannot share a batch, `mixture_features`
+      where tasks have no features in common.
   """
   if isinstance(cache_dirs, Mapping):
     caches = dict(cache_dirs)
@@ -68,12 +70,14 @@ def open_stream(
       got=", ".join(sorted(caches)),
       fix=f"give the caches of {', '.join(missing)} too",
     )
+  by_task = {name: as_transform(value) for name, value in (transforms or {}).items()}
+  known = {name: transform for name, transform in by_task.items() if transform is not None}
   return Stream(
-    plan.on_caches(caches),
+    plan.on_caches(caches, known),
     {name: caches[name] for name in plan.tasks},
     rows=_rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
     feature_converter=feature_converter or PassThroughConverter(),
-    transforms=transforms or {},
+    transforms=known,
     prefetch_batches=prefetch_batches,
   )
 
@@ -185,29 +189,36 @@ class Stream(Iterator[Rows]):
     # A plan that ends knows of every row whether it is real, one that does not end of none.
     every_real = None if real[0] is None else np.concatenate(real)
     planned = self.plan.located(np.concatenate(task), np.concatenate(unit), every_real)
-    examples = self.examples(planned)
+    examples, counts = self.examples(planned)
     if len(units) == 1:
-      return [self.convert(examples, planned)]
+      return [self.convert(examples, planned, counts)]
     stops = np.cumsum([len(own) for own in task])[:-1]
     by_step = [BatchRows(*columns) for columns in zip(*(np.split(c, stops) for c in planned), strict=True)]
-    example_stops = np.cumsum([np.count_nonzero(batch.task != PADDING_TASK) for batch in by_step])
+    row_stops = np.cumsum([np.count_nonzero(batch.task != PADDING_TASK) for batch in by_step])
+    own_counts = [None] * len(by_step) if counts is None else np.split(counts, row_stops[:-1])
+    example_stops = row_stops if counts is None else np.cumsum([own.sum() for own in own_counts])
     parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
     return [
-      self.convert({name: part[k] for name, part in parts.items()}, batch) for k, batch in enumerate(by_step)
+      self.convert({name: part[k] for name, part in parts.items()}, batch, own_counts[k])
+      for k, batch in enumerate(by_step)
     ]
 
   def rows_at(self, step: int) -> np.ndarray:
     """The rows of a step's batch that this stream makes, `(rows,) int64`."""
     return self._rows[self.plan.segment_at(step).batch_size]
 
-  def examples(self, planned: BatchRows) -> Batch:
-    """The examples of planned rows as the transforms leave them, padding rows left out."""
+  def examples(self, planned: BatchRows) -> tuple[Batch, np.ndarray | None]:
+    """The examples of planned rows as the transforms leave them, padding rows left out.
+
+    Returns:
+      The examples, and how many each row has, `(real rows,) int64`; None where rows are not packed.
+    """
     real = planned.task != PADDING_TASK
     return self._examples.read(planned if real.all() else BatchRows(*(column[real] for column in planned)))
 
-  def convert(self, examples: Batch, planned: BatchRows) -> Rows:
+  def convert(self, examples: Batch, planned: BatchRows, counts: np.ndarray | None = None) -> Rows:
     """The model's features of those rows, with zeros in padding rows."""
-    converted = self._feature_converter(examples, self.plan.feature_lengths)
+    converted = self._feature_converter(examples, self.plan.feature_lengths, counts)
     real = planned.task != PADDING_TASK
     return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
 

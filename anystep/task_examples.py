@@ -8,10 +8,11 @@ import numpy as np
 
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import Batch, ExampleParser, Ragged, tensorflow_installed
+from anystep.examples import Batch, ExampleParser, Ragged
 from anystep.manifest import Feature
+from anystep.packing import PackingPolicy
 from anystep.plan import BatchRows, Plan
-from anystep.record_reader import RecordReader
+from anystep.record_reader import RecordReader, UnitRecords
 from anystep.transforms import Records, Transform
 
 
@@ -39,22 +40,39 @@ class TaskExamples:
     *,
     shards_touched: Mapping[str, int],
   ):
+    self._plan = plan
     self._names = plan.task_names
     self._caches = [caches[name] for name in self._names]
     self._transforms = [transforms.get(name) for name in self._names]
     self._reader = RecordReader(plan, caches, shards_touched=shards_touched)
-    tensorflow = tensorflow_installed()
     if any(self._transforms):
       # What a transform needs is not known: it is given all features, and what it makes is compared.
-      self._parsers = [ExampleParser(c.manifest.features, tensorflow=tensorflow) for c in self._caches]
+      self._parsers = [ExampleParser(c.manifest.features) for c in self._caches]
     else:
       features = common_features({c.manifest.task: c.manifest.features for c in self._caches})
-      self._parsers = [ExampleParser(features, tensorflow=tensorflow)] * len(self._caches)
+      self._parsers = [ExampleParser(features)] * len(self._caches)
     self._common: dict[str, Feature] | None = None
 
-  def read(self, planned: BatchRows) -> Batch:
-    """The examples of planned rows, none of them padding, in their order."""
-    records = self._reader.read(planned.task, planned.unit)
+  def read(self, planned: BatchRows) -> tuple[Batch, np.ndarray | None]:
+    """The examples of planned rows, none of them padding, in their order.
+
+    Returns:
+      The examples, and how many each row has, `(rows,) int64`; None where rows are not packed.
+
+    Raises:
+      AnystepError: 65 `record_invalid` for a damaged record, `record_length` for one that has not the length
+        that its unit table says, and what transforms raise.
+    """
+    read = self._reader.read(planned.task, planned.unit)
+    if read.counts is not None:
+      planned = BatchRows(*(np.repeat(column, read.counts) for column in planned))._replace(place=read.places)
+    batch = self._examples(read.records, planned)
+    if self._plan.packing is PackingPolicy.NONE:
+      return batch, None
+    self._check_lengths(batch, read, planned)
+    return batch, read.counts
+
+  def _examples(self, records: list[bytes], planned: BatchRows) -> Batch:
     if not any(self._transforms):
       return self._parse(0, records, planned)
     parts, rows = [], []
@@ -64,11 +82,33 @@ class TaskExamples:
       parts.append(self._transformed(k, [records[row] for row in own.tolist()], columns))
       rows.append(own)
     if not parts:
-      parts, rows = [self._transformed(0, [], planned)], [np.arange(0)]
+      return {name: _no_rows(feature) for name, feature in self._first(0).items()}
     if len(self._caches) == 1:
       return parts[0]
     common = self._common_of_transformed()
     return {name: _joined([part[name] for part in parts], rows, feature) for name, feature in common.items()}
+
+  def _check_lengths(self, batch: Batch, read: UnitRecords, planned: BatchRows) -> None:
+    """Stops where a record is not as long as the unit table says: its neighbours would not fit."""
+    for column, name in enumerate(self._reader.features):
+      feature = batch.get(name)
+      if not isinstance(feature, Ragged) or read.lengths is None:
+        continue
+      found = np.minimum(feature.lengths, self._plan.feature_lengths[name])
+      wrong = np.nonzero(found != read.lengths[:, column])[0]
+      if wrong.size:
+        raise self._located(
+          AnystepError(
+            ExitCode.DATA,
+            "record_length",
+            feature=name,
+            expected=int(read.lengths[wrong[0], column]),
+            got=int(found[wrong[0]]),
+            fix="start the run anew: what the examples go through after the cache has changed",
+          ),
+          planned,
+          int(wrong[0]),
+        )
 
   def close(self) -> None:
     """Lets go of what was read ahead."""
@@ -79,8 +119,10 @@ class TaskExamples:
     transform = self._transforms[k]
     if transform is None:
       return batch
+    manifest = self._caches[k].manifest
     indices = self._caches[k].index_of(planned.shard, planned.place)
-    return transform(batch, Records(planned.epoch, indices))
+    which = Records(planned.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
+    return transform(batch, which)
 
   def _parse(self, k: int, records: list[bytes], planned: BatchRows) -> Batch:
     try:
@@ -88,20 +130,29 @@ class TaskExamples:
     except AnystepError as error:
       row = error.fields.get("position")
       if isinstance(row, int):
-        where = {name: int(column[row]) for name, column in planned._asdict().items()}
-        manifest = self._caches[where.pop("task")].manifest
-        error.add_note(f"in {manifest.task} {manifest.split}: {where}")
+        self._located(error, planned, row)
       raise
+
+  def _located(self, error: AnystepError, planned: BatchRows, row: int) -> AnystepError:
+    where = {name: int(column[row]) for name, column in planned._asdict().items()}
+    manifest = self._caches[where.pop("task")].manifest
+    error.add_note(f"in {manifest.task} {manifest.split}: {where}")
+    return error
+
+  def _first(self, k: int) -> Batch:
+    """What becomes of a task's first example that is kept."""
+    unit = np.zeros(1, np.int64)
+    where = self._plan.located(np.full(1, k), unit, None)
+    table = self._plan.unit_tables.get(self._names[k])
+    if table is not None:
+      where = where._replace(place=table.members(int(where.shard[0]), where.place).places[:1])
+    records = self._caches[k].read_single(int(where.shard[0]), where.place.tolist())
+    return self._transformed(k, records, where)
 
   def _common_of_transformed(self) -> dict[str, Feature]:
     """The features that every task's examples have once transformed: the first example of each says."""
     if self._common is None:
-      made = {}
-      for k, cache in enumerate(self._caches):
-        zero = np.zeros(1, np.int64)
-        first = BatchRows(np.full(1, k), zero, zero, *cache.locate(zero))
-        records = cache.read_single(int(first.shard[0]), first.place.tolist())
-        made[self._names[k]] = _described(self._transformed(k, records, first))
+      made = {name: _described(self._first(k)) for k, name in enumerate(self._names)}
       self._common = common_features(made)
     return self._common
 
@@ -145,6 +196,12 @@ def _described(batch: Batch) -> dict[str, Feature]:
     shape = (None, *values.shape[1:]) if isinstance(feature, Ragged) else values.shape[1:]
     described[name] = Feature(dtype=dtype, shape=shape)
   return described
+
+
+def _no_rows(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
+  if isinstance(feature, Ragged):
+    return Ragged(feature.values[:0], feature.lengths[:0])
+  return feature[:0]
 
 
 def _joined(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch
+from anystep.permutation import round_keys, sub_keys
 
 
 class Records(NamedTuple):
@@ -17,6 +20,7 @@ class Records(NamedTuple):
   Attributes:
     epochs, indices: `(rows,) int64` each.
     task, split: whose they are. seed: the plan's.
+    place: the transform's among those that the examples go through, from 0.
   """
 
   epochs: np.ndarray
@@ -24,6 +28,11 @@ class Records(NamedTuple):
   task: str
   split: str
   seed: int
+  place: int = 0
+
+  def only(self, rows: np.ndarray) -> Records:
+    """Some of them, in the order of `rows`, `(kept,) int64`."""
+    return self._replace(epochs=self.epochs[rows], indices=self.indices[rows])
 
 
 class Transform(abc.ABC):
@@ -53,3 +62,90 @@ class Transform(abc.ABC):
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """Transforms any examples: those that are kept, and which of the rows they were, `(kept,) int64`."""
     return self(batch, records), np.arange(len(records.indices))
+
+
+@typing.final
+class Chain(Transform):
+  """Transforms one after the other, each of what the one before it keeps.
+
+  Two that draw at random draw differently, for each is told its place; those of a chain in the chain take
+  places in this one.
+  """
+
+  def __init__(self, transforms: Sequence[Transform]):
+    self.transforms: tuple[Transform, ...] = tuple(
+      member
+      for transform in transforms
+      for member in (transform.transforms if isinstance(transform, Chain) else [transform])
+    )
+    self.identity = [transform.identity for transform in self.transforms]
+    self.may_drop = any(transform.may_drop for transform in self.transforms)
+    self.is_random = any(transform.is_random for transform in self.transforms)
+    self.appended_tokens = _sum([transform.appended_tokens for transform in self.transforms])
+
+  def __call__(self, batch: Batch, records: Records) -> Batch:
+    """See `Transform`."""
+    for place, transform in enumerate(self.transforms):
+      batch = transform(batch, records._replace(place=place))
+    return batch
+
+  def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
+    """See `Transform`."""
+    rows = np.arange(len(records.indices))
+    for place, transform in enumerate(self.transforms):
+      batch, kept = transform.survey(batch, records.only(rows)._replace(place=place))
+      rows = rows[kept]
+      if not len(rows):
+        # A transform that makes examples one by one could not tell the next which features they have.
+        break
+    return batch, rows
+
+
+def _sum(appended: Sequence[Mapping[str, int] | None]) -> Mapping[str, int] | None:
+  known = [tokens for tokens in appended if tokens is not None]
+  if len(known) < len(appended):
+    return None
+  names = sorted({name for tokens in known for name in tokens})
+  return {name: sum(tokens.get(name, 0) for tokens in known) for name in names}
+
+
+def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | None:
+  """One transform of what `transforms=` may give for a task; None where there is nothing to do.
+
+  Raises:
+    AnystepError: 78 `transform` for what is no transform, such as a plain function.
+  """
+  if value is None:
+    return None
+  transforms = value if isinstance(value, Sequence) else [value]
+  for transform in transforms:
+    if not isinstance(transform, Transform):
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "transform",
+        expected="transforms",
+        got=repr(transform),
+        fix="wrap a function of an example in Map, RandomMap or Filter, one of a batch in MapBatch",
+      )
+  if not transforms:
+    return None
+  return transforms[0] if len(transforms) == 1 else Chain(transforms)
+
+
+def random_keys(records: Records) -> np.ndarray:
+  """What a transform's draws for each record are keyed by, `(rows, 2) uint64`: numpy's Philox takes a row.
+
+  They follow from the record's index and epoch and the transform's place, not from how, where or beside what
+  the record is read: the first two words of sub_keys(K, index), K the round keys of ("transform", task,
+  split, seed, epoch, place).
+
+  >>> records = Records(np.array([1]), np.array([7]), "demo", "train", 0)
+  >>> [hex(word) for word in random_keys(records)[0]]
+  ['0x1db52cb941bce55', '0xc9ba6b5a6cb07a0d']
+  """
+  keys = np.empty((len(records.indices), 2), np.uint64)
+  for epoch in np.unique(records.epochs).tolist():
+    rows = records.epochs == epoch
+    epoch_keys = round_keys("transform", records.task, records.split, records.seed, epoch, records.place)
+    keys[rows] = sub_keys(epoch_keys, records.indices[rows])[:, :2]
+  return keys

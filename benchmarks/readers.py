@@ -1,7 +1,8 @@
 """Readers side by side: this library, SeqIO, Grain and tf.data on the same records, on one machine.
 
-Each reader runs in a process of its own, one after the other. All deliver padded rows of 512 + 114 tokens
-in batches of 256, and all must deliver the same rows: a sum over a hash of every row decides.
+Each reader runs in a process of its own, one after the other. All deliver rows of 512 + 114 tokens in batches
+of 256, of one example each or packed, and all must deliver the same examples: a sum over a hash of each
+decides. Only of those that corrupt spans, each with draws of its own, the number has to be the same.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from side_by_side.report import (
   ANYSTEP_FIRST_BATCH,
   ANYSTEP_OPENING,
   GRAIN_FIRST_BATCH,
+  PACKAGES,
   circumstances,
   milliseconds,
   report,
+  write_between_marks,
 )
-
-BEGIN, END = "<!-- readers:begin -->", "<!-- readers:end -->"
 
 
 class Job(NamedTuple):
@@ -50,12 +51,16 @@ def main() -> int:
   options = parse_arguments()
   os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
   options.work_dir.mkdir(parents=True, exist_ok=True)
-  data_sets = [data.generated(options.work_dir, options.examples), data.stdlib(options.work_dir)]
+  data_sets = [
+    data.generated(options.work_dir, options.examples),
+    data.stdlib(options.work_dir, corrupted=True),
+    data.stdlib(options.work_dir, corrupted=False),
+  ]
   jobs = [job for job in all_jobs(*data_sets, options=options) if re.search(options.only, job.name)]
-  results: dict[str, dict[str, Any]] = {data_set.task: {} for data_set in data_sets}
+  results: dict[str, dict[str, Any]] = {data_set.title: {} for data_set in data_sets}
   problems = []
   with open(options.work_dir / "readers.jsonl", "w") as lines:
-    lines.write(json.dumps({"about": circumstances()}) + "\n")
+    lines.write(json.dumps({"about": circumstances("readers", PACKAGES)}) + "\n")
     for number, job in enumerate(jobs, 1):
       print(f"[{number}/{len(jobs)}] {job.name}", end=" ", file=sys.stderr, flush=True)
       start = time.monotonic()
@@ -64,10 +69,10 @@ def main() -> int:
         problems.append(f"failed: {job.name}")
         continue
       print(f"{in_short(result)} ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
-      results[job.data_set.task][job.reader] = result
+      results[job.data_set.title][job.reader] = result
       lines.write(json.dumps({"data": job.data_set.title, "reader": job.reader, **result}) + "\n")
       lines.flush()
-  measured = [(data_set, results[data_set.task]) for data_set in data_sets if results[data_set.task]]
+  measured = [(data_set, results[data_set.title]) for data_set in data_sets if results[data_set.title]]
   for data_set, by_reader in measured:
     problems += [f"other rows: {data_set.title}: {difference}" for difference in differences(by_reader)]
   text = report(measured, passes=options.passes, pass_seconds=options.pass_seconds)
@@ -77,7 +82,7 @@ def main() -> int:
   if problems:
     return 1
   if options.write:
-    write_between_marks(options.write, text)
+    write_between_marks(options.write, "readers", text)
   return 0
 
 
@@ -104,10 +109,16 @@ def parse_arguments() -> argparse.Namespace:
   return options
 
 
-def all_jobs(generated: DataSet, stdlib: DataSet, *, options: argparse.Namespace) -> Iterator[Job]:
+def all_jobs(
+  generated: DataSet, stdlib: DataSet, uncorrupted: DataSet, *, options: argparse.Namespace
+) -> Iterator[Job]:
   """What is measured, in order."""
   timing = {"passes": options.passes, "pass_seconds": options.pass_seconds}
-  for data_set, readers in ((generated, contenders.CONTENDERS), (stdlib, contenders.ON_ONE_TASK)):
+  for data_set, readers in (
+    (generated, contenders.ON_GENERATED),
+    (stdlib, contenders.ON_ONE_TASK),
+    (uncorrupted, contenders.CORRUPTED),
+  ):
     for reader in readers:
       yield Job("rates", reader, data_set, {"reader": reader, **timing})
   yield Job("first_batch", ANYSTEP_FIRST_BATCH, generated, {"reader": contenders.ANYSTEP})
@@ -145,28 +156,20 @@ def in_short(result: Mapping[str, Any]) -> str:
 
 
 def differences(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-  """Readers that did not deliver the rows that they had to: those of the first one, or their own."""
-  checked = {reader: result["checked"] for reader, result in results.items() if "checked" in result}
-  first = next((rows for reader, rows in checked.items() if "expected" not in results[reader]), None)
-  expected = {reader: results[reader].get("expected", first) for reader in checked}
-  return [
-    f"{reader} delivered {rows} in place of {expected[reader]}"
-    for reader, rows in checked.items()
-    if rows != expected[reader]
-  ]
-
-
-def write_between_marks(path: pathlib.Path, text: str) -> None:
-  """Puts the text between the two marks of a file, at its end where it has none."""
-  content = path.read_text() if path.exists() else "# Benchmarks\n"
-  section = f"{BEGIN}\n{text}{END}"
-  if BEGIN in content:
-    before, _, rest = content.partition(BEGIN)
-    content = before + section + rest.partition(END)[2]
-  else:
-    content = f"{content.rstrip()}\n\n{section}\n"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(content)
+  """Readers that did not deliver what they had to: what the first one of their kind did, or their own."""
+  problems = []
+  first: dict[str, Any] = {}
+  for reader, result in results.items():
+    if "checked" not in result:
+      continue
+    delivered = result["checked"]
+    if reader in contenders.CORRUPTED:
+      delivered = {"examples": delivered["examples"]}
+    kind = "ended" if reader in contenders.ENDED else ""
+    expected = result["expected"] if "expected" in result else first.setdefault(kind, delivered)
+    if delivered != expected:
+      problems.append(f"{reader} delivered {delivered} in place of {expected}")
+  return problems
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from etils import epath
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import is_count
+from anystep.packing import PackingPolicy
 
 # Beyond, arithmetic on the units of large batches would leave int64.
 _STEP_LIMIT = 1 << 48
@@ -58,6 +59,20 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--epoch_policy", choices=[policy.value for policy in EpochPolicy])
   group.add_argument("--lanes", type=int, help="default: as batch size and shards allow")
   group.add_argument("--rate_unit", choices=["examples", "units"], help="what rates count; default examples")
+  text = 'tokens per feature, as JSON: {"inputs": 512}'
+  group.add_argument("--feature_lengths", type=_feature_lengths, metavar="JSON", help=text)
+  text = "how many examples share a row; default none"
+  group.add_argument("--packing", choices=[policy.value for policy in PackingPolicy], help=text)
+  add_module_import_flag(group)
+
+
+def add_module_import_flag(parser: Any) -> None:
+  """The flag for modules that register the tasks."""
+  text = (
+    "a module that registers the tasks; may be repeated: then a plan that is made counts what their"
+    " preprocessors after the cache drop or append, and show makes text of token ids"
+  )
+  parser.add_argument("--module_import", action="append", default=[], metavar="MODULE", help=text)
 
 
 def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -69,12 +84,6 @@ def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -
 def add_step_flag(parser: argparse.ArgumentParser, text: str) -> None:
   """The flag for one step."""
   parser.add_argument("--step", type=_step, required=True, help=text)
-
-
-def add_feature_lengths_flag(parser: argparse.ArgumentParser) -> None:
-  """The flag for tokens per feature."""
-  text = 'tokens per feature, as JSON: {"inputs": 512}'
-  parser.add_argument("--feature_lengths", type=_feature_lengths, metavar="JSON", help=text)
 
 
 def usage(got: str, fix: str) -> AnystepError:

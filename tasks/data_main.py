@@ -20,7 +20,6 @@ from anystep.progress import Progress
 from anystep.tasks.data_arguments import (
   Parser,
   add_cache_dir_flag,
-  add_feature_lengths_flag,
   add_order_flags,
   add_plan_flags,
   add_steps_flag,
@@ -34,6 +33,7 @@ from anystep.tasks.data_arguments import (
 from anystep.tasks.data_sources import Source, find_data
 from anystep.tasks.data_tables import print_objects, print_stats
 from anystep.tasks.decoding import as_text, described, printable, vocabularies
+from anystep.tasks.modules import registered_tasks
 from anystep.tasks.plan_commands import add_plan_commands
 from anystep.tasks.stats_page import stats_page
 
@@ -70,8 +70,6 @@ def _parser() -> argparse.ArgumentParser:
   for command in (what, show):
     add_steps_flag(command, required=True)
     command.add_argument("--row", type=int, help="this row alone")
-  text = "a module that registers the tasks, whose token ids are then shown as text; may be repeated"
-  show.add_argument("--module_import", action="append", default=[], metavar="MODULE", help=text)
   when = add(commands, "when-was", _when_was, "print every step and row that trains on an example", *anything)
   example = when.add_mutually_exclusive_group(required=True)
   example.add_argument("--index", type=int, help="the example's index in its task's cache")
@@ -81,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
   text = "count examples and tokens, and compare a mixture's rows with its plan"
   stats = add(commands, "stats", _stats, text, *anything)
   add_steps_flag(stats)
-  add_feature_lengths_flag(stats)
   stats.add_argument("--html", metavar="FILE", help="also write a page with plots")
   stats.add_argument("--overwrite", action="store_true", help="replace the page that is there")
   text = "read every byte of caches and compare it with their manifests"
@@ -104,7 +101,7 @@ def _show(arguments: argparse.Namespace) -> None:
   caches = {task: source.by_task[task] for task in source.tasks}
   known: dict[str, dict[str, Any]] = {}
   if arguments.module_import:
-    known = vocabularies(arguments.module_import, caches.values())
+    known = vocabularies(registered_tasks(arguments.module_import, caches.values()))
   else:
     print(
       "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them", file=sys.stderr

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
 
@@ -15,13 +15,19 @@ from anystep import names
 from anystep.cache import Cache, read_completed
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import AS_IS
+from anystep.packing import PackingPolicy
 from anystep.plan import Plan
 from anystep.stream import find_cache
 from anystep.tasks.data_arguments import joined, rates_of, task_unknown, usage
+from anystep.tasks.modules import registered_tasks
+from anystep.transforms import Transform
 
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
 # What the order of a cache's rows follows from, where no plan says it.
-_ORDER_FLAGS = ("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit")
+_ORDER_FLAGS = (
+  *("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit"),
+  "packing",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,9 @@ def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Sour
   source = find_named_plan(arguments)
   if source is None:
     return _of_caches(arguments, needs_plan)
-  clash = [f"--{name}" for name in _ORDER_FLAGS if getattr(arguments, name, None) is not None]
+  # What cuts features in counts of tokens may be asked of any plan.
+  flags = [*_ORDER_FLAGS, "feature_lengths"] if needs_plan else _ORDER_FLAGS
+  clash = [f"--{name}" for name in flags if getattr(arguments, name, None) is not None]
   if clash:
     raise usage(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
   tasks = joined(arguments.task)
@@ -109,12 +117,20 @@ def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Sour
     AnystepError: as `find_plan`; 76 `plan_cache` for caches that the plan was not made for.
   """
   source = find_plan(arguments, needs_plan=needs_plan)
-  if source.plan is None or source.caches:
-    return source
+  return source if source.plan is None or source.caches else on_its_caches(source)
+
+
+def on_its_caches(source: Source) -> Source:
+  """A named plan with its caches opened.
+
+  Raises:
+    AnystepError: 64 `arguments` where nothing says where they are; as `open_cache` and `Plan.on_caches`.
+  """
+  plan = source.known_plan
   if not source.roots:
     raise usage("no --cache_dir", "add --cache_dir=ROOT, where the caches of the plan's tasks are")
-  caches = {name: find_cache(source.roots, name, source.plan.split) for name in source.plan.task_names}
-  return dataclasses.replace(source, plan=source.plan.on_caches(caches), caches=tuple(caches.values()))
+  caches = {name: find_cache(source.roots, name, plan.split) for name in plan.task_names}
+  return dataclasses.replace(source, plan=plan.on_caches(caches), caches=tuple(caches.values()))
 
 
 def find_order(arguments: argparse.Namespace) -> Plan:
@@ -124,7 +140,8 @@ def find_order(arguments: argparse.Namespace) -> Plan:
     AnystepError: as `find_data`.
   """
   source = find_plan(arguments)
-  if not source.caches and any(task.layout == AS_IS for task in source.known_plan.tasks.values()):
+  tasks = source.known_plan.tasks.values()
+  if not source.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
     source = find_data(arguments)
   return source.known_plan
 
@@ -236,16 +253,36 @@ def _start(
   if not (rates or asked):
     raise usage("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
   caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or asked]
+  lengths = arguments.feature_lengths or {}
   plan = Plan.start(
     caches,
     rates=rates,
     batch_size=arguments.batch_size,
-    feature_lengths=getattr(arguments, "feature_lengths", None),
+    feature_lengths=lengths,
     seed=0 if arguments.seed is None else arguments.seed,
     rate_unit=arguments.rate_unit or "examples",
+    packing=arguments.packing or PackingPolicy.NONE,
+    transforms=task_readers(arguments.module_import, caches, lengths),
     **{name: getattr(arguments, name) for name in ("num_epochs", "epoch_policy", "lanes")},
   )
   return Source(plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=asked or plan.task_names)
+
+
+def task_readers(
+  modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
+) -> dict[str, Transform]:
+  """What stands after the cache of each task, where modules say which register them; else nothing is known.
+
+  Raises:
+    AnystepError: as `registered_tasks` and `TaskReader`.
+  """
+  if not (modules and caches):
+    return {}
+  tasks = registered_tasks(modules, caches)
+  from anystep.tasks.reading import TaskReader
+
+  by_name = {cache.manifest.task: cache for cache in caches}
+  return {name: TaskReader(task, by_name[name], feature_lengths) for name, task in tasks.items()}
 
 
 def _is_task_part(name: str) -> bool:

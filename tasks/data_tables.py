@@ -62,9 +62,10 @@ def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) 
   facts["feature_lengths"] = ", ".join(lengths)
   rows: list[Sequence[object]] = [(name.replace("_", " "), value) for name, value in facts.items()]
   print_table("Plan", ("field", "value"), rows, left=("value",))
-  names = ("num_units", "num_shards", "block_records", "layout")
-  rows = [(name, *(task[field] for field in names)) for name, task in whole["tasks"].items()]
-  print_table("Tasks", ("task", "examples (N)", "shards (S)", "block records", "layout"), rows)
+  names = ("num_units", "num_shards", "block_records", "layout", "unit_table")
+  rows = [(name, *(task[field] or "" for field in names)) for name, task in whole["tasks"].items()]
+  header = ("task", "units (U)", "shards (S)", "block records", "layout", "unit table")
+  print_table("Tasks", header, rows, left=("unit table",))
   rows = []
   for segment in segments:
     own, reason = [segment[name] for name in ("start_step", "batch_size", "lanes")], segment["reason"]

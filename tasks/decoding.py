@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from anystep.cache import Cache
-from anystep.errors import AnystepError, ExitCode, nearest
 
 
 def readable(ids: np.ndarray, vocabulary: Any) -> str:
@@ -52,47 +49,12 @@ def described(values: np.ndarray, vocabulary: Any = None) -> dict[str, Any]:
   return {**length, "text" if isinstance(content, str) else "values": content}
 
 
-def vocabularies(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, dict[str, Any]]:
-  """By task, the vocabularies of its features that have token ids, as SeqIO's registry knows them.
-
-  Imports the modules, which register the tasks, and with them SeqIO and TensorFlow.
-
-  Args:
-    modules: their names.
-    caches: of the tasks.
-
-  Raises:
-    AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
-      `task_changed` for one that is not the one that was cached.
-  """
-  from anystep.tasks.modules import import_modules
-  from anystep.tasks.startup import quiet_stderr, start_tensorflow
-
-  start_tensorflow()
-  with quiet_stderr():
-    import seqio
-
-    from anystep.tasks.fingerprint import check_reader
-
-  import_modules(modules)
-  registered = set(seqio.TaskRegistry.names())
-  found = {}
-  for cache in caches:
-    name = cache.manifest.task
-    if name not in registered:
-      raise AnystepError(
-        ExitCode.USAGE,
-        "task_unknown",
-        expected="a task that --module_import registers",
-        got=name,
-        nearest=nearest(name, registered) or "none is registered",
-        fix="name the module that registers it with --module_import, or leave that out to see token ids",
-      )
-    task = seqio.TaskRegistry.get(name)
-    check_reader(task, cache.manifest)
-    features = task.output_features.items()
-    found[name] = {name: f.vocabulary for name, f in features if _has_text(f.vocabulary)}
-  return found
+def vocabularies(tasks: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """By registered task, the vocabularies of its features that have token ids."""
+  return {
+    name: {key: f.vocabulary for key, f in task.output_features.items() if _has_text(f.vocabulary)}
+    for name, task in tasks.items()
+  }
 
 
 def printable(text: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.cache import Cache
+from anystep.errors import AnystepError, ExitCode, nearest
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -30,6 +32,46 @@ def import_modules(names: Iterable[str]) -> None:
         got=f"{type(error).__name__}: {error}",
         fix="run where the module can be found, or mend what it raised",
       ) from error
+
+
+def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, Any]:
+  """The tasks that caches were made of, by name, as modules register them.
+
+  Imports the modules, and with them SeqIO and TensorFlow.
+
+  Args:
+    modules: their names.
+    caches: of the tasks.
+
+  Raises:
+    AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
+      `task_changed` for one that is not the one that was cached.
+  """
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    import seqio
+
+    from anystep.tasks.fingerprint import check_reader
+
+  import_modules(modules)
+  registered = set(seqio.TaskRegistry.names())
+  found = {}
+  for cache in caches:
+    name = cache.manifest.task
+    if name not in registered:
+      raise AnystepError(
+        ExitCode.USAGE,
+        "task_unknown",
+        expected="a task that --module_import registers",
+        got=name,
+        nearest=nearest(name, registered) or "none is registered",
+        fix="name the module that registers it with --module_import, or leave that out",
+      )
+    found[name] = seqio.TaskRegistry.get(name)
+    check_reader(found[name], cache.manifest)
+  return found
 
 
 def look_here_first() -> None:

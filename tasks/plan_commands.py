@@ -11,7 +11,7 @@ from anystep.plan_history import differences, first_different_step, history, tot
 from anystep.tasks.data_arguments import (
   Parser,
   add_cache_dir_flag,
-  add_feature_lengths_flag,
+  add_module_import_flag,
   add_order_flags,
   add_plan_flags,
   add_rates_flag,
@@ -29,8 +29,10 @@ from anystep.tasks.data_sources import (
   find_named_plan,
   find_order,
   find_plan,
+  on_its_caches,
   open_named_cache,
   read_plan_or_model_dir,
+  task_readers,
 )
 from anystep.tasks.data_tables import print_batch, print_differences, print_objects, print_plan
 
@@ -46,7 +48,6 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
     diff.add_argument(name, help="a plan's file, or a model directory")
   text = "write the plan of a run that starts"
   start = add(plans, "start", _start, text, add_cache_dir_flag, add_task_flags, add_order_flags)
-  add_feature_lengths_flag(start)
   text = "write the plan with another mixture, batch size or lanes from a step on"
   change = add(plans, "change", _change, text, add_cache_dir_flag, add_plan_flags)
   add_step_flag(change, "the first step that is changed")
@@ -54,6 +55,7 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
   change.add_argument("--batch_size", type=int, help="default as before")
   change.add_argument("--lanes", type=int, help="default as before, where batch size and tasks are")
   change.add_argument("--reason", default="change", help="why, for people")
+  add_module_import_flag(change)
   text = "write the plan that leaves out the data of some steps"
   skip = add(plans, "skip", _skip, text, add_plan_flags)
   add_steps_flag(skip, required=True)
@@ -98,12 +100,16 @@ def _change(arguments: argparse.Namespace) -> None:
   new = [name for name in rates or () if name not in plan.tasks]
   if new and not source.roots:
     raise task_unknown(new[0], plan.tasks, "correct the name, or add --cache_dir=ROOT where its cache is")
+  caches = [open_named_cache(source.roots, name, plan.split) for name in new]
+  if any(task.unit_table for task in plan.tasks.values()):
+    plan = on_its_caches(source).known_plan
   changed = plan.change(
     arguments.step,
     rates=rates,
     batch_size=arguments.batch_size,
     lanes=arguments.lanes,
-    caches=[open_named_cache(source.roots, name, plan.split) for name in new],
+    caches=caches,
+    transforms=task_readers(arguments.module_import, caches, plan.feature_lengths),
     trained_steps=source.trained_steps or 0,
     reason=arguments.reason,
   )

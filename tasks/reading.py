@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import seqio
-import tensorflow as tf
 
 from anystep.cache import Cache
+from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
-from anystep.manifest import Feature
 from anystep.permutation import round_keys, sub_keys
-from anystep.plan import Plan
-from anystep.transforms import Records
+from anystep.tasks.native_preprocessors import NativePreprocessors
+from anystep.tasks.preprocessor_graph import PreprocessorGraph, Seeds, element_spec, validated
+from anystep.transforms import Records, Transform
 
 _SEED_BITS = np.uint64(31)
 _PAIRS_PER_KEYS = 4
 _CHECKED_RECORDS = 32
-_patch_lock = threading.Lock()
 
 _PROBLEMS = {
   "preprocessor_not_one_to_one": {
-    "expected": "one example to one, whatever stands beside it",
-    "fix": "cache the task with --cache_at=end: what joins, splits or drops examples cannot run at reading",
+    "expected": "one example to one or to none, whatever stands beside it",
+    "fix": "cache the task with --cache_at=end: what joins or splits examples cannot run at reading",
   },
   "preprocessor_unseeded": {
     "expected": "random draws through seqio.map_over_dataset(num_seeds=n) alone",
@@ -55,164 +52,155 @@ def map_seeds(
   return pairs
 
 
-class TaskReader:
-  """The preprocessors after the cache as one function of a batch: a `Transform` for `anystep.open_stream`.
+class TaskReader(Transform):
+  """A task's preprocessors after the cache: a `Transform` for `anystep.open_stream`.
 
-  They run in one tf.data graph that takes examples and their seeds as data, so that a draw is the same
+  Those that only trim or append end tokens run in numpy (`NativePreprocessors`). Any others run, all
+  together, in one tf.data graph that takes examples and their seeds as data, so that a draw is the same
   wherever and beside whatever the record is read. The first block is run in several ways when the reader
   is made, and what would not be a function of the record alone is refused.
 
   Args:
     task: the registered task.
     cache: its cache.
-    plan: gives the seed and the feature lengths.
+    feature_lengths: tokens that the preprocessors are told, SeqIO's `sequence_length`.
 
   Raises:
-    AnystepError: 78 `preprocessor_not_one_to_one`, `preprocessor_unseeded`, naming the preprocessor.
+    AnystepError: 78 `preprocessor_not_one_to_one`, `preprocessor_unseeded`, naming the preprocessor;
+      78 `output_features` where the examples do not have the task's.
   """
 
-  def __init__(self, task: seqio.Task, cache: Cache, plan: Plan):
-    self._task = task
-    self._split = plan.split
-    self._seed = plan.seed
-    self._feature_lengths = dict(plan.feature_lengths)
-    self._features = cache.manifest.features
+  def __init__(self, task: seqio.Task, cache: Cache, feature_lengths: Mapping[str, int]):
+    self._task_name = task.name
     self._preprocessors = post_cache_preprocessors(task, cache.manifest.cache_at)
-    self._num_seeds = self._count_seeds()
-    self._run = self._make_function(len(self._preprocessors), graph_seed=0)
-    if self._preprocessors:
-      self._check(cache)
+    features = cache.manifest.features
+    self.identity = {
+      "preprocessors": [describe(preprocessor) for preprocessor in self._preprocessors],
+      "output_features": {name: describe(feature) for name, feature in task.output_features.items()},
+      "feature_lengths": dict(feature_lengths),
+    }
+    self._native = NativePreprocessors.of(
+      self._preprocessors, features, task.output_features, feature_lengths
+    )
+    if self._native is not None:
+      self.appended_tokens = self._native.appended_tokens
+      validated(task, types.SimpleNamespace(element_spec=element_spec(features)))
+      return
+    self._graph = PreprocessorGraph(task, self._preprocessors, features, feature_lengths)
+    self.is_random = any(self._graph.num_seeds)
+    self.may_drop = self._graph.may_drop[-1]
+    self._check(cache)
+    self._together = self._graph.together(len(self._preprocessors))
+    self._one_by_one: Callable | None = None
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
-    """Runs the preprocessors on some examples; the result has the same rows."""
-    return self._call(self._run, batch, records)
-
-  def _call(self, function: Callable, batch: Batch, records: Records) -> Batch:
-    features = {name: _to_tensor(feature) for name, feature in batch.items()}
-    seeds = {
-      str(p): map_seeds(self._task.name, self._split, self._seed, p, records, count)
-      for p, count in enumerate(self._num_seeds)
-      if count
-    }
-    result = {name: _from_tensor(tensor) for name, tensor in function(features, seeds).items()}
+    """Runs the preprocessors on some examples, of which they drop none."""
+    if self._native is not None:
+      return self._native(batch)
+    result = self._together(batch, self._seeds(records))
     found = {len(feature) for feature in result.values()}
     if found != {len(records.indices)}:
       raise AnystepError(
-        ExitCode.CONFIG,
-        "preprocessor_not_one_to_one",
-        task=self._task.name,
+        ExitCode.DATA,
+        "example_dropped",
+        task=self._task_name,
         expected=f"{len(records.indices)} examples",
-        got=sorted(found),
-        fix=_PROBLEMS["preprocessor_not_one_to_one"]["fix"],
+        got=", ".join(map(str, sorted(found))),
+        fix="make the plan anew: its unit table does not belong to these preprocessors",
       )
     return result
 
-  def _make_function(self, num_preprocessors: int, *, graph_seed: int) -> Callable:
-    """The first preprocessors as one traced function; graph_seed is TensorFlow's global seed."""
-    features = {name: _tensor_spec(feature) for name, feature in self._features.items()}
-    seeds = {
-      str(p): tf.TensorSpec([None, count, 2], tf.int64) for p, count in enumerate(self._num_seeds) if count
+  def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
+    """Runs the preprocessors on any examples: those that are kept, and which rows they were.
+
+    Raises:
+      AnystepError: 78 `preprocessor_not_one_to_one` where a record gives several examples.
+    """
+    if not self.may_drop:
+      return super().survey(batch, records)
+    if self._one_by_one is None:
+      self._one_by_one = self._graph.one_by_one(len(self._preprocessors))
+    kept, rows = self._one_by_one(batch, self._seeds(records))
+    (several,) = np.nonzero(np.diff(rows) == 0)
+    if len(several):
+      row = rows[several[:1]]
+      raise self._problem_error(
+        "preprocessor_not_one_to_one",
+        self._first_that_gives_several(_taken(batch, row), _records_at(records, row)),
+        got=f"several of the record of index {records.indices[row[0]]} in epoch {records.epochs[row[0]]}",
+      )
+    return kept, rows
+
+  def _seeds(self, records: Records, num_preprocessors: int | None = None) -> Seeds:
+    """The seeds of the first preprocessors."""
+    counts = self._graph.num_seeds[:num_preprocessors]
+    return {
+      str(p): map_seeds(records.task, records.split, records.seed, p, records, count)
+      for p, count in enumerate(counts)
+      if count
     }
 
-    def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Mapping[str, Any]:
-      tf.random.set_seed(graph_seed)
-      dataset = tf.data.Dataset.from_tensor_slices(features)
-      for p, preprocessor in enumerate(self._preprocessors[:num_preprocessors]):
-        feed = _SeedFeed(seeds.get(str(p)))
-        with _seeds_from(feed):
-          dataset = self._bind(preprocessor)(dataset)
-      if num_preprocessors == len(self._preprocessors):
-        dataset = self._validated(dataset)
-      # One batch of everything: a step's rows are few, and more than came in must not go unseen.
-      batches = dataset.ragged_batch(tf.int32.max)
-      nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
-      return batches.concatenate(nothing).take(1).get_single_element()
+  def _first_that_gives_several(self, batch: Batch, records: Records) -> int:
+    """The place of the preprocessor that makes several examples of one."""
+    seeds = self._seeds(records)
+    results = (self._graph.one_by_one(place + 1)(batch, seeds) for place in range(len(self._preprocessors)))
+    return next(place for place, (_, rows) in enumerate(results) if len(rows) > 1)
 
-    with tf.device("/CPU:0"):
-      # As SeqIO builds its datasets: tf.data converts the functions that it maps, and nothing else is. What
-      # tf.function would convert besides, SeqIO and this module, costs seconds.
-      specs = (features, seeds)
-      graph = tf.compat.v1.wrap_function(
-        lambda *tensors: run(*tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)),
-        tf.nest.flatten(specs, expand_composites=True),
-      )
-    return lambda *arguments: graph(*tf.nest.flatten(arguments, expand_composites=True))
-
-  def _validated(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    try:
-      return self._task._validate_preprocessing(dataset)
-    except ValueError as error:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "output_features",
-        task=self._task.name,
-        got=str(error),
-        fix="make the preprocessors and the task's output_features agree",
-      ) from error
-
-  def _bind(self, preprocessor: Callable) -> Callable:
-    return seqio.utils.add_kwargs_to_transform(
-      preprocessor, sequence_length=self._feature_lengths, output_features=self._task.output_features
-    )
-
-  def _count_seeds(self) -> list[int]:
-    """How many seed pairs each preprocessor asks for, found by building the graph once without data."""
-    counts = []
-    with tf.Graph().as_default():
-      specs = {name: _element_spec(feature) for name, feature in self._features.items()}
-      dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=specs)
-      for preprocessor in self._preprocessors:
-        feed = _SeedFeed(None)
-        with _seeds_from(feed):
-          dataset = self._bind(preprocessor)(dataset)
-        counts.append(feed.used)
-    return counts
+  def _problem_error(self, problem: str, place: int, **fields: object) -> AnystepError:
+    name = seqio.utils.function_name(self._preprocessors[place])
+    fields = {"task": self._task_name, "preprocessor": name, **_PROBLEMS[problem], **fields}
+    return AnystepError(ExitCode.CONFIG, problem, **fields)  # type: ignore[arg-type]
 
   def _check(self, cache: Cache) -> None:
-    """Refuses preprocessors that make, join or drop examples, or draw without a seed, by name."""
-    if self._problem(len(self._preprocessors), cache) is None:
-      return
-    for place, preprocessor in enumerate(self._preprocessors):
-      problem = self._problem(place + 1, cache)
-      if problem is not None:
-        raise AnystepError(
-          ExitCode.CONFIG,
-          problem,
-          task=self._task.name,
-          preprocessor=seqio.utils.function_name(preprocessor),
-          **_PROBLEMS[problem],
-        )
-
-  def _problem(self, num_preprocessors: int, cache: Cache) -> str | None:
-    """What is wrong with the first preprocessors, seen on the first examples; None where nothing is."""
-    function = self._make_function(num_preprocessors, graph_seed=0)
-    reseeded = self._make_function(num_preprocessors, graph_seed=1)
+    """Refuses preprocessors that make or join examples, or draw without a seed, by name."""
+    if any(self._graph.joins):
+      raise self._problem_error("preprocessor_not_one_to_one", self._graph.joins.index(True))
     indices = np.arange(min(_CHECKED_RECORDS, len(cache)))
-    together = self._rows(function, cache, indices)
-    again = (self._rows(function, cache, indices), self._rows(reseeded, cache, indices))
-    if together is not None and again != (together, together):
+    records = Records(np.zeros_like(indices), indices, cache.manifest.task, cache.manifest.split, 0)
+    batch = cache.read(indices)
+    if self._problem(len(self._preprocessors), batch, records) is None:
+      return
+    for place in range(len(self._preprocessors)):
+      problem = self._problem(place + 1, batch, records)
+      if problem is not None:
+        raise self._problem_error(problem, place)
+
+  def _problem(self, num_preprocessors: int, batch: Batch, records: Records) -> str | None:
+    """What is wrong with the first preprocessors, seen on some examples; None where nothing is."""
+    function = self._graph.together(num_preprocessors)
+    seeds = self._seeds_of_those_that_come(num_preprocessors, batch, records)
+    if seeds is None:
+      return "preprocessor_not_one_to_one"
+    together = _rows(function(batch, seeds))
+    reseeded = self._graph.together(num_preprocessors, graph_seed=1)
+    if _rows(function(batch, seeds)) != together or _rows(reseeded(batch, seeds)) != together:
       return "preprocessor_unseeded"
-    alone = [self._rows(function, cache, indices[k : k + 1]) for k in range(len(indices))]
-    if together is None or alone != [[row] for row in together]:
+    alone = self._alone(function, num_preprocessors, batch, records)
+    if any(len(rows) > 1 for rows in alone) or [row for rows in alone for row in rows] != together:
       return "preprocessor_not_one_to_one"
     return None
 
-  def _rows(self, function: Callable, cache: Cache, indices: np.ndarray) -> list[dict[str, bytes]] | None:
-    """The examples of some indices after a function, comparable; None where there are not as many."""
-    records = Records(np.zeros_like(indices), indices)
-    try:
-      result = self._call(function, cache.read(indices), records)
-    except AnystepError:
-      return None
-    columns = {name: f.rows() if isinstance(f, Ragged) else list(f) for name, f in result.items()}
-    return [
-      {name: _comparable(column[row]) for name, column in columns.items()} for row in range(len(indices))
-    ]
+  def _seeds_of_those_that_come(self, num_preprocessors: int, batch: Batch, records: Records) -> Seeds | None:
+    """Seeds of each preprocessor for the examples that those before it keep; None where they make more."""
+    seeds = dict(self._seeds(records, num_preprocessors))
+    for p in map(int, seeds):
+      if p and self._graph.may_drop[p - 1]:
+        alone = self._alone(self._graph.together(p), p, batch, records)
+        if any(len(rows) > 1 for rows in alone):
+          return None
+        seeds[str(p)] = seeds[str(p)][[len(rows) == 1 for rows in alone]]
+    return seeds
 
-
-def _comparable(value: object) -> bytes:
-  array = np.asarray(value)
-  return repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+  def _alone(
+    self, function: Callable, num_preprocessors: int, batch: Batch, records: Records
+  ) -> list[list[dict[str, object]]]:
+    """What the first preprocessors make of each example when it is the only one."""
+    alone = []
+    for row in range(len(records.indices)):
+      own = np.array([row])
+      seeds = self._seeds(_records_at(records, own), num_preprocessors)
+      alone.append(_rows(function(_taken(batch, own), seeds)))
+    return alone
 
 
 def post_cache_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callable]:
@@ -227,82 +215,33 @@ def post_cache_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callab
   return list(task.preprocessors[places[0] + 1 :])
 
 
-class _SeedFeed:
-  """Hands a preprocessor's seed pairs to the random maps that it makes, in order."""
-
-  def __init__(self, seeds: tf.Tensor | None):
-    self._seeds = seeds
-    self.used = 0
-
-  def take(self, num_seeds: int) -> tf.data.Dataset:
-    """The next num_seeds pairs of each row, as tuples of tuples of two int64 scalars, SeqIO's own form."""
-    first, self.used = self.used, self.used + num_seeds
-    seeds = tf.zeros([1, self.used, 2], tf.int64) if self._seeds is None else self._seeds
-    pairs = seeds[:, first : self.used]
-    columns = tuple((pairs[:, j, 0], pairs[:, j, 1]) for j in range(num_seeds))
-    return tf.data.Dataset.from_tensor_slices(columns)
+def _records_at(records: Records, rows: np.ndarray) -> Records:
+  return records._replace(epochs=records.epochs[rows], indices=records.indices[rows])
 
 
-@contextlib.contextmanager
-def _seeds_from(feed: _SeedFeed) -> Iterator[None]:
-  """Makes `seqio.map_over_dataset(num_seeds=n)` take its seeds from the feed while a graph is built.
-
-  SeqIO draws them from stateful random datasets that follow the stream's position, fixed when the graph
-  is built; it offers no other way in. tests/tasks/test_reading.py pins what this relies on.
-  """
-  random_map = seqio.utils._GrainRandomMapFn
-
-  def call(self, dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-    def apply(element, seeds):
-      named = {"seed": seeds[0]} if self.num_seeds == 1 else {"seeds": seeds}
-      return self._map_fn_with_special_kwargs(element, *args, **named, **kwargs)
-
-    return tf.data.Dataset.zip((dataset, feed.take(self.num_seeds))).map(
-      apply, num_parallel_calls=self.num_parallel_calls
-    )
-
-  with _patch_lock:
-    original = random_map.__call__
-    random_map.__call__ = call
-    try:
-      yield
-    finally:
-      random_map.__call__ = original
+def _taken(batch: Batch, rows: np.ndarray) -> Batch:
+  taken = {}
+  for name, feature in batch.items():
+    if isinstance(feature, Ragged):
+      every_row = feature.rows()
+      inner_shape = feature.values.shape[1:]
+      taken[name] = Ragged.of_rows([every_row[row] for row in rows], feature.values.dtype, inner_shape)
+    else:
+      taken[name] = feature[rows]
+  return taken
 
 
-def _element_spec(feature: Feature) -> tf.TensorSpec:
-  return tf.TensorSpec(feature.shape, tf.dtypes.as_dtype(feature.dtype))
+def _rows(batch: Batch) -> list[dict[str, object]]:
+  """The examples of a batch as things to compare: NaNs, and zeros of either sign, by their bits."""
+  columns = {
+    name: feature.rows() if isinstance(feature, Ragged) else list(feature) for name, feature in batch.items()
+  }
+  return [
+    {name: _comparable(value) for name, value in zip(columns, row, strict=True)}
+    for row in zip(*columns.values(), strict=True)
+  ]
 
 
-def _tensor_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
-  shape, dtype = [None, *feature.shape], tf.dtypes.as_dtype(feature.dtype)
-  if feature.sequence:
-    return tf.RaggedTensorSpec(shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
-  return tf.TensorSpec(shape, dtype)
-
-
-def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
-  """A batch of no rows."""
-  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]] if _is_ragged(spec) else spec.shape[1:]
-  values = tf.zeros([0, *inner], spec.dtype)
-  return tf.RaggedTensor.from_row_splits(values, tf.constant([0], tf.int64)) if _is_ragged(spec) else values
-
-
-def _is_ragged(spec: tf.TypeSpec) -> bool:
-  return isinstance(spec, tf.RaggedTensorSpec)
-
-
-def _to_tensor(feature: Ragged | np.ndarray) -> tf.Tensor | tf.RaggedTensor:
-  if isinstance(feature, Ragged):
-    return tf.RaggedTensor.from_row_lengths(feature.values, feature.lengths, validate=False)
-  return tf.constant(feature)
-
-
-def _from_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> Ragged | np.ndarray:
-  if isinstance(tensor, tf.RaggedTensor):
-    return Ragged(tensor.values.numpy(), tensor.row_lengths().numpy())
-  array = tensor.numpy()
-  if array.ndim < 2:
-    return array
-  rows, length = array.shape[:2]
-  return Ragged(array.reshape(rows * length, *array.shape[2:]), np.full(rows, length, np.int64))
+def _comparable(value: object) -> tuple[object, ...]:
+  array = np.asarray(value)
+  return array.shape, str(array.tolist()) if array.dtype.hasobject else array.tobytes()

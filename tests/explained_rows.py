@@ -32,7 +32,7 @@ def explained_rows(plan, built, steps):
   return [
     {"step": step, "row": number, "task": row.task, "split": plan.split, "epoch": row.epoch}
     | {"unit": row.unit, "shard": row.shard, "place": row.place}
-    | {"examples": [_example(manifests[row.task], row.shard, row.place)]}
+    | {"examples": [_example(manifests[row.task], row.shard, record) for record in row.records]}
     for step in range(steps.start, stop)
     for number, row in enumerate(expected.rows(step))
     if row is not None

@@ -463,6 +463,27 @@ def map_seeds(
   return pairs
 
 
+def transform_keys(
+  task: str, split: str, seed: int, epoch: int, transform: int, index: int
+) -> tuple[int, int]:
+  """The Philox key of one record in one epoch for the p-th Python transform after the cache (section 7)."""
+  words = sub_keys(round_keys("transform", task, split, seed, epoch, transform), index)
+  return words[0], words[1]
+
+
+def philox(keys: tuple[int, int], num_words: int) -> list[int]:
+  """The first 64-bit words that numpy's Philox draws: Philox4x64-10 at counters 1, 2, ... (section 7)."""
+  words: list[int] = []
+  for counter in range(1, num_words // 4 + 2):
+    (k0, k1), (a, b, c, d) = keys, (counter, 0, 0, 0)
+    for _ in range(10):
+      left, right = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
+      a, b, c, d = (right >> 64) ^ b ^ k0, right & MASK64, (left >> 64) ^ d ^ k1, left & MASK64
+      k0, k1 = (k0 + 0x9E3779B97F4A7C15) & MASK64, (k1 + 0xBB67AE8584CAA73B) & MASK64
+    words += [a, b, c, d]
+  return words[:num_words]
+
+
 # Section 10: what was at a step, for a cache of one task without packing
 
 

@@ -1,4 +1,4 @@
-"""Python for a subprocess: as if the packages named as %(heavy)r were not installed. Needs `import sys` before."""
+"""Python for a subprocess: as if the packages named as %(heavy)r were not installed; after `import sys`."""
 
 WITHOUT = """
   class Without:

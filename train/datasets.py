@@ -18,6 +18,7 @@ from anystep.converters import FeatureConverter
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import canonical_json, is_count
 from anystep.names import DATA_CACHES, DATA_PLAN
+from anystep.packing import PackingPolicy
 from anystep.plan import Plan
 from anystep.tasks.fingerprint import check_reader, provenance_difference
 from anystep.tasks.modules import import_modules
@@ -37,6 +38,7 @@ class DatasetConfig:
     seed: keys later epochs' order and the draws at reading.
     num_epochs: after how many epochs the data ends; None for never.
     epoch_policy: how later epochs are ordered: `reshuffle`, `same` or `global`.
+    packing: how many examples share a row: `none`, `greedy` or `best_fit`.
     module: module or modules to import, which register the task.
     prefetch_batches: batches made ahead in the background.
     plan: a plan's JSON file to go by, which begins as what is said here and then changes; made with
@@ -51,6 +53,7 @@ class DatasetConfig:
   seed: int = 0
   num_epochs: int | None = None
   epoch_policy: str = "reshuffle"
+  packing: str = "none"
   module: str | Sequence[str] | None = None
   prefetch_batches: int = 8
   plan: str | None = None
@@ -67,6 +70,9 @@ class DatasetConfig:
     wrong = [f"{name}={getattr(self, name)!r}" for name, right in counts.items() if not right]
     if wrong:
       raise ValueError(f"expected whole numbers, got {', '.join(wrong)}")
+    packings = [policy.value for policy in PackingPolicy]
+    if self.packing not in packings:
+      raise ValueError(f"packing: expected {' or '.join(packings)}, got {self.packing!r}")
 
   @property
   def cache_dirs(self) -> tuple[str, ...]:
@@ -143,11 +149,21 @@ class Dataset:
     """Examples of all tasks."""
     return sum(map(len, self.caches.values()))
 
+  @functools.cached_property
+  def readers(self) -> dict[str, TaskReader]:
+    """By task name, what stands after the cache.
+
+    Raises:
+      AnystepError: 78 as `TaskReader`.
+    """
+    lengths = self.config.task_feature_lengths
+    return {name: TaskReader(task, self.caches[name], lengths) for name, task in self.tasks.items()}
+
   def start_plan(self) -> Plan:
     """The plan of a run that starts at step 0 and whose data does not change.
 
     Raises:
-      AnystepError: as `Plan.start`.
+      AnystepError: as `Plan.start` and `TaskReader`.
     """
     return Plan.start(
       self.caches.values(),
@@ -157,6 +173,8 @@ class Dataset:
       seed=self.config.seed,
       num_epochs=self.config.num_epochs,
       epoch_policy=self.config.epoch_policy,
+      packing=self.config.packing,
+      transforms=self.readers,
     )
 
   def plan(self, checkpointed: tuple[int, Plan] | None = None) -> Plan:
@@ -194,9 +212,7 @@ class Dataset:
       AnystepError: 78 as `TaskReader` and the converter; 65 where the cache's files are not what was written.
     """
     dataset = self.including(plan.tasks)
-    plan = plan.on_caches(dataset.caches)
-    readers = {name: TaskReader(dataset.tasks[name], dataset.caches[name], plan) for name in plan.tasks}
-    planned = PlannedDataset(dataset, plan, converter, readers)
+    planned = PlannedDataset(dataset, plan.on_caches(dataset.caches, dataset.readers), converter)
     with planned.open_stream([0]) as stream:
       stream.batch(0)
     return planned
@@ -209,7 +225,6 @@ class PlannedDataset:
   dataset: Dataset
   plan: Plan
   converter: FeatureConverter
-  readers: Mapping[str, TaskReader]
 
   def open_stream(self, rows: slice | Iterable[int] = slice(None)) -> stream_lib.Stream:
     """The plan's batches, from step 0 on."""
@@ -218,7 +233,7 @@ class PlannedDataset:
       self.dataset.caches,
       rows=rows,
       feature_converter=self.converter,
-      transforms=self.readers,
+      transforms={name: self.dataset.readers[name] for name in self.plan.tasks},
       prefetch_batches=self.dataset.config.prefetch_batches,
     )
 

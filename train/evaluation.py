@@ -42,7 +42,7 @@ def evaluate(
   with data.open_stream() as stream, progress:
     for step in range(plan.num_steps):
       planned = plan.batch(step)
-      features = stream.examples(planned)
+      features, _ = stream.examples(planned)
       batch = stream.convert(features, planned)
       local = {name: array[rows] for name, array in batch.items()}
       scored = score(params, global_batch(local, sharding, rows, config.batch_size))

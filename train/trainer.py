@@ -18,6 +18,7 @@ from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import is_count
+from anystep.packing import PackingPolicy
 from anystep.progress import Progress
 from anystep.tasks.evaluation import check_metrics
 from anystep.train.checkpoints import (
@@ -74,6 +75,11 @@ class Trainer:
       raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
     if self.model.optimizer_def is None:
       raise ValueError("the model has no optimizer_def")
+    if self.eval_dataset is not None and self.eval_dataset.packing != PackingPolicy.NONE:
+      raise ValueError(
+        f"evaluation scores an example a row: expected packing none of eval_dataset, not"
+        f" {self.eval_dataset.packing}"
+      )
 
   def prepare(self) -> PreparedRun:
     """Finds and checks the data and where training stands, before any device is touched.

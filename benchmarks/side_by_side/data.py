@@ -28,6 +28,7 @@ from anystep.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceSh
 
 SPLIT = "train"
 FEATURE_LENGTHS = {"inputs": 512, "targets": 114}
+VOCABULARY_SIZE = 32000
 GENERATED_TASK = "generated"
 STDLIB_TASK = "stdlib_span_corruption"
 WIDE_TASK = "wide"
@@ -38,7 +39,6 @@ _WIDE_SHARDS = 1024
 _WIDE_RECORDS = 32  # a shard; how long a cache takes to open does not depend on it
 _BLOCK_RECORDS = 32
 _SHORTEST = {"inputs": 100, "targets": 20}
-_VOCABULARY_SIZE = 32000
 _FEATURES = {name: Feature(dtype="int32", shape=(None,)) for name in FEATURE_LENGTHS}
 _SEED = 0
 
@@ -72,8 +72,14 @@ def generated(work_dir: pathlib.Path, num_examples: int) -> DataSet:
   return DataSet(title=f"{num_examples:,} generated examples", directory=directory, task=GENERATED_TASK)
 
 
-def stdlib(work_dir: pathlib.Path) -> DataSet:
-  """The cache of the standard library that `anystep-cache` makes, with corrupted spans in it."""
+def stdlib(work_dir: pathlib.Path, *, corrupted: bool) -> DataSet:
+  """The cache of the standard library that `anystep-cache` makes.
+
+  Args:
+    work_dir: where data is made and kept.
+    corrupted: whether spans are corrupted in the cache, so that every reader delivers the same rows: what
+      comes after the cache draws at random. Else readers corrupt them.
+  """
 
   def make(directory: pathlib.Path) -> None:
     command = [
@@ -81,16 +87,16 @@ def stdlib(work_dir: pathlib.Path) -> DataSet:
       f"--tasks={STDLIB_TASK}",
       "--module_import=anystep.tasks.stdlib",
       f"--output_cache_dir={directory / 'anystep'}",
-      # So that every reader delivers the same rows: what comes after the cache draws at random.
-      "--cache_at=end",
-      f"--task_feature_lengths={json.dumps(FEATURE_LENGTHS)}",
     ]
+    if corrupted:
+      command += ["--cache_at=end", f"--task_feature_lengths={json.dumps(FEATURE_LENGTHS)}"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     _write_for_others(directory, open_cache(directory / "anystep", STDLIB_TASK, SPLIT))
 
-  directory = _made_once(work_dir / "stdlib", make)
+  directory = _made_once(work_dir / ("stdlib" if corrupted else "stdlib-uncorrupted"), make)
   data_set = DataSet(title="", directory=directory, task=STDLIB_TASK)
-  title = f"The standard library, {len(data_set.cache()):,} examples"
+  how = "" if corrupted else " spans corrupted at reading,"
+  title = f"The standard library,{how} {len(data_set.cache()):,} examples"
   return dataclasses.replace(data_set, title=title)
 
 
@@ -115,7 +121,7 @@ def _random_records(num_examples: int) -> tuple[list[bytes], np.ndarray]:
   lengths = np.stack(columns, axis=1).astype(np.uint32)
   records = [
     serialize_example(
-      {name: rng.integers(2, _VOCABULARY_SIZE, n) for name, n in zip(FEATURE_LENGTHS, row, strict=True)}
+      {name: rng.integers(2, VOCABULARY_SIZE, n) for name, n in zip(FEATURE_LENGTHS, row, strict=True)}
     )
     for row in lengths.tolist()
   ]
@@ -204,8 +210,8 @@ def _write_for_others(directory: pathlib.Path, cache: Cache) -> None:
       records,
       options="group_size:1,uncompressed",
     )
-  for name, document in _descriptions(len(cache), num_shards).items():
-    (seqio_dir / name).write_text(json.dumps(document))
+  for entry in cache.manifest.description_files:
+    shutil.copy(cache.directory / entry.name, seqio_dir)
   (seqio_dir / "COMPLETED").touch()
 
 

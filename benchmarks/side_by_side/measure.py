@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from side_by_side import contenders
 from side_by_side.data import FEATURE_LENGTHS, SPLIT, WIDE_TASK, DataSet
+from side_by_side.rows import Rows
 
 FAR_STEP = 10**6
 OPENINGS = 9
@@ -31,53 +32,62 @@ _MULTIPLIERS = (
 
 
 class RowSum:
-  """The sum of a 64-bit hash of each row that is not padding: the same for the same rows in any order."""
+  """The sum of a 64-bit hash of each example: the same for the same examples in any order.
+
+  Attributes:
+    examples: how many there were.
+    tokens: that are not padding, in all of them.
+  """
 
   def __init__(self):
-    self.rows = 0
+    self.examples = 0
+    self.tokens = 0
     self._sum = 0
 
-  def add(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-    """Adds the rows of a batch, `(rows, 512)` and `(rows, 114) int32`."""
-    for values, length in zip((inputs, targets), FEATURE_LENGTHS.values(), strict=True):
+  def add(self, examples: Rows) -> None:
+    """Adds rows of one example each; those of zeros are padding."""
+    for values, length in zip((examples.inputs, examples.targets), FEATURE_LENGTHS.values(), strict=True):
       if values.dtype != np.int32 or values.shape[1:] != (length,):
         raise ValueError(f"a batch of {values.dtype} {values.shape} in place of int32 (rows, {length})")
-    rows = np.concatenate([inputs, targets], axis=1)
+    rows = np.concatenate([examples.inputs, examples.targets], axis=1)
     rows = rows[rows.any(axis=1)]
     hashes = (rows.astype(np.uint64) * _MULTIPLIERS).sum(axis=1, dtype=np.uint64)
     hashes = (hashes ^ hashes >> np.uint64(31)) * np.uint64(0x9E3779B97F4A7C15)
-    self.rows += len(rows)
+    self.examples += len(rows)
+    self.tokens += np.count_nonzero(rows)
     self._sum = (self._sum + int((hashes ^ hashes >> np.uint64(29)).sum(dtype=np.uint64))) % 2**64
 
   def result(self) -> dict[str, Any]:
-    """Number of rows and their sum, to be compared."""
-    return {"examples": self.rows, "row_sum": f"{self._sum:016x}"}
+    """Number of examples and their sum, to be compared."""
+    return {"examples": self.examples, "row_sum": f"{self._sum:016x}"}
 
 
 def rates(data_set: DataSet, *, reader: str, passes: int, pass_seconds: float) -> dict[str, Any]:
-  """Reads everything once and sums the rows, then reads for speed."""
+  """Reads everything once and sums the examples, then reads for speed."""
   opener = contenders.CONTENDERS[reader](data_set)
   after_imports = peak_bytes("self")
   row_sum = RowSum()
-  workers_bytes = 0
+  filled_rows = workers_bytes = 0
   with contextlib.closing(opener()) as batches:
     for number, batch in enumerate(batches):
-      row_sum.add(*batch)
+      filled_rows += np.count_nonzero(batch.inputs.any(axis=1))
+      row_sum.add(batch.unpacked())
       if number % 16 == 0:
         workers_bytes = max(workers_bytes, children_peak_bytes())
-  measured = [_timed_pass(opener, row_sum.rows, pass_seconds) for _ in range(passes)]
+  measured = [_timed_pass(opener, row_sum.examples, pass_seconds) for _ in range(passes)]
   result = {
     "examples_per_second": statistics.median(one["examples_per_second"] for one in measured),
     "passes": measured,
     "checked": row_sum.result(),
+    "fill": row_sum.tokens / (filled_rows * sum(FEATURE_LENGTHS.values())),
     "peak_bytes_above_imports": peak_bytes("self") - after_imports,
     "peak_bytes_of_workers": workers_bytes,
     "peak_bytes_after_imports": after_imports,
   }
   if hasattr(opener, "expected"):
     expected = RowSum()
-    for batch in opener.expected():
-      expected.add(*batch)
+    for rows in opener.expected():
+      expected.add(rows)
     result["expected"] = expected.result()
   return result
 
@@ -85,17 +95,17 @@ def rates(data_set: DataSet, *, reader: str, passes: int, pass_seconds: float) -
 def _timed_pass(opener: contenders.Opener, all_examples: int, pass_seconds: float) -> dict[str, Any]:
   """One pass, timed once it runs: opening does not count. A slow reader is cut off."""
   with contextlib.closing(opener()) as batches:
-    untimed = sum(len(inputs) for inputs, _ in itertools.islice(batches, UNTIMED_BATCHES))
-    rows, elapsed = 0, 0.0
+    untimed = sum(batch.num_examples() for batch in itertools.islice(batches, UNTIMED_BATCHES))
+    counted, elapsed = 0, 0.0
     start, cpu_start = time.perf_counter(), time.process_time()
-    for inputs, _ in batches:
-      rows += len(inputs)
+    for batch in batches:
+      counted += batch.num_examples()
       elapsed = time.perf_counter() - start
       if elapsed > pass_seconds:
         break
     cpu_seconds = time.process_time() - cpu_start
   # The last batch may have rows of padding.
-  examples = min(rows, all_examples - untimed)
+  examples = min(counted, all_examples - untimed)
   return {
     "examples": examples,
     "seconds": elapsed,

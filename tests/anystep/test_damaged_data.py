@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from expected_rows import ExpectedRows
 
-from anystep import containers, task_examples
+from anystep import containers
 from anystep.digest import batch_digest
 from anystep.errors import AnystepError
 from anystep.manifest import Feature
@@ -18,14 +18,6 @@ from anystep.plan import Plan
 from anystep.stream import open_stream
 
 BEFORE_OPENED, BEFORE_READ = WHEN = ["before it is opened", "before it is read"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _parser_without_tensorflow():
-  """It takes seconds to start."""
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(task_examples, "tensorflow_installed", lambda: False)
-    yield
 
 
 def built_in(root, layout, container, *, first_example=0):

@@ -27,6 +27,11 @@ def start(opened, *, rates=RATES, batch_size=6, epoch_policy="reshuffle", **sett
   return Plan.start(caches, rates=rates, batch_size=batch_size, epoch_policy=epoch_policy, **settings)
 
 
+def packed(opened, **settings):
+  lengths = {"inputs": 9, "targets": 8}
+  return start(opened, feature_lengths=lengths, batch_size=8, lanes=4, num_epochs=3, **settings)
+
+
 def changed(opened):
   """A task leaves and another comes, the batch grows, and the first one returns, with a skip between."""
   plan = start(opened, rates={"a": 1, "b:inner": 2}, seed=5)
@@ -45,6 +50,8 @@ PLANS = {
   "global epochs": lambda opened: start(opened, epoch_policy="global", num_epochs=3),
   "lanes": lambda opened: start(opened, batch_size=8, lanes=4, num_epochs=3),
   "batches larger than an epoch": lambda opened: start(opened, rates={"a": 1}, batch_size=64, lanes=4),
+  "packed": lambda opened: packed(opened, packing="best_fit"),
+  "packed, global epochs": lambda opened: packed(opened, packing="greedy", epoch_policy="global"),
   "skipped": lambda opened: start(opened).skip(2, 7).skip(4, 5),
   "changed": changed,
   "changed, and ends": lambda opened: dataclasses.replace(changed(opened), num_epochs=4),
@@ -75,10 +82,11 @@ def test_when_an_example_was_is_every_row_that_has_it(plan, built, opened, steps
   found = 0
   for task in plan.task_names:
     for index in range(len(opened[task])):
-      expected = [r for r in rows if (r["task"], r["examples"][0]["index"]) == (task, index)]
+      of_task = [row for row in rows if row["task"] == task]
+      expected = [row for row in of_task if index in [example["index"] for example in row["examples"]]]
       assert list(when_was(plan, opened, task, index, steps)) == expected
       found += len(expected)
-  assert found == len(rows)
+  assert found == sum(len(row["examples"]) for row in rows)
 
 
 def test_no_step_is_gone_through_to_find_an_example(opened, monkeypatch):

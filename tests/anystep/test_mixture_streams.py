@@ -12,12 +12,13 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep import containers, task_examples
+from anystep import containers
 from anystep.digest import batch_digest, row_digests
 from anystep.errors import AnystepError
 from anystep.examples import Ragged
 from anystep.manifest import Feature
 from anystep.plan import PADDING_TASK, Plan
+from anystep.python_transforms import Map, MapBatch
 from anystep.read_pool import ReadPool
 from anystep.stream import Stream, open_stream
 
@@ -28,14 +29,6 @@ RATES = {"a": 1, "b:x": 0.5, "c": 2}
 BATCH_SIZE = 24
 HOST_COUNTS = [1, 2, 3, 4, 6, 8]
 OF_TASK = {name: 100_000 * k for k, name in enumerate(SHAPES)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _parser_without_tensorflow():
-  """It takes seconds to start, and another file shows that what it parses is the same."""
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(task_examples, "tensorflow_installed", lambda: False)
-    yield
 
 
 @pytest.fixture(scope="module", params=CONTAINERS)
@@ -166,7 +159,11 @@ def test_rows_after_the_end_are_zeros_and_ragged_ones_empty(built, lanes):
   assert not batches[last]["inputs"][padding].any()
 
 
-@pytest.mark.parametrize("transforms", [{}, {"b:x": lambda batch, records: batch}], ids=["none", "one"])
+@pytest.mark.parametrize(
+  "transforms",
+  [{}, {"b:x": MapBatch(lambda batch, records: batch)}, {"b:x": Map(dict)}],
+  ids=["none", "of batches", "of examples"],
+)
 def test_a_host_whose_rows_are_all_padding_gets_rows_of_the_same_form(built, transforms):
   plan = plan_of(built, num_epochs=1, lanes=1, lengths={"inputs": 5})
   last = plan.num_steps - 1
@@ -425,7 +422,7 @@ def test_sequences_of_fixed_lengths_that_differ_are_sequences(of_features):
 
 
 def without(name):
-  return lambda batch, records: {key: values for key, values in batch.items() if key != name}
+  return MapBatch(lambda batch, records: {key: values for key, values in batch.items() if key != name})
 
 
 def test_rows_keep_their_order_where_some_tasks_are_transformed(built):
@@ -437,7 +434,7 @@ def test_rows_keep_their_order_where_some_tasks_are_transformed(built):
 
   plan = plan_of(built, num_epochs=2)
   expected = ExpectedRows(plan, built.values())
-  with stream_of(built, plan, transforms={"c": shift}, prefetch_batches=0) as stream:
+  with stream_of(built, plan, transforms={"c": MapBatch(shift)}, prefetch_batches=0) as stream:
     for step, batch in enumerate(stream):
       rows = expected.batch(step)
       of_c = [(number, row) for number, row in enumerate(expected.rows(step)) if row and row.task == "c"]
@@ -460,7 +457,7 @@ def test_transforms_see_their_own_tasks_features_and_can_make_them_alike(of_feat
     assert batch.keys() == {"value", "extra"}
     return {"length": batch["value"].lengths + 10, "number": batch["extra"].astype(np.int64)}
 
-  transforms = {"one": of_one, "other": of_other}
+  transforms = {"one": MapBatch(of_one), "other": MapBatch(of_other)}
   stream, expected, _ = pair(one, other, transforms=transforms)
   with stream:
     for step, batch in enumerate(stream):
@@ -484,7 +481,7 @@ def test_a_feature_that_one_transform_removes_is_left_out_of_all(built):
 
 def test_a_feature_that_one_transform_adds_is_left_out_and_one_that_all_add_is_kept(built):
   def add(*names):
-    return lambda batch, records: {**batch, **dict.fromkeys(names, -batch["number"])}
+    return MapBatch(lambda batch, records: {**batch, **dict.fromkeys(names, -batch["number"])})
 
   plan = plan_of(built, num_epochs=1)
   transforms = {"a": add("x", "y"), "b:x": add("x"), "c": add("x", "y")}
@@ -501,7 +498,7 @@ def test_a_feature_that_a_transform_makes_another_is_refused_at_the_first_batch(
   def widen(batch, records):
     return {**batch, "number": batch["number"].astype(np.float64)}
 
-  with stream_of(built, plan_of(built), transforms={"b:x": widen}, rows=rows) as stream:
+  with stream_of(built, plan_of(built), transforms={"b:x": MapBatch(widen)}, rows=rows) as stream:
     error = refusal_of(next, stream)
   assert (error.code, error.kind) == (78, "mixture_features")
   assert error.fields["feature"] == "number"
@@ -509,7 +506,7 @@ def test_a_feature_that_a_transform_makes_another_is_refused_at_the_first_batch(
 
 
 def test_features_missing_after_transforms_are_refused(built):
-  only = {name: lambda batch, records, name=name: {name: batch["number"]} for name in RATES}
+  only = {name: MapBatch(lambda batch, records, name=name: {name: batch["number"]}) for name in RATES}
   with stream_of(built, plan_of(built), transforms=only) as stream:
     assert refusal_of(next, stream).kind == "mixture_features"
 
@@ -522,7 +519,7 @@ def test_sequences_that_transforms_filled_join_with_others(of_features, filled, 
   """Filled to one length in all tasks they are arrays, no sequences any more, and left as they are."""
 
   def fill(length):
-    return lambda batch, records: {**batch, "tokens": batch["tokens"].to_padded(length)}
+    return MapBatch(lambda batch, records: {**batch, "tokens": batch["tokens"].to_padded(length)})
 
   one = of_features("one", number=NUMBER, tokens=TOKENS)
   other = of_features("other", number=NEGATIVE, tokens=TOKENS)

@@ -65,6 +65,7 @@ def test_the_last_segment_stops_where_the_data_ends():
 
 def test_totals_tell_what_holds_for_the_whole_plan():
   plan = start(seed=7, num_epochs=2, feature_lengths={"inputs": 5})
+  preshuffled = {"layout": "preshuffled", "unit_table": None}
   assert totals(plan, 3) == {
     "sha256": plan.sha256,
     "split": "train",
@@ -77,8 +78,8 @@ def test_totals_tell_what_holds_for_the_whole_plan():
     "packing": "none",
     "feature_lengths": {"inputs": 5},
     "tasks": {
-      "a": {"num_units": 23, "num_shards": 4, "block_records": 4, "layout": "preshuffled"},
-      "b:inner": {"num_units": 10, "num_shards": 2, "block_records": 4, "layout": "preshuffled"},
+      "a": {"num_units": 23, "num_shards": 4, "block_records": 4, **preshuffled},
+      "b:inner": {"num_units": 10, "num_shards": 2, "block_records": 4, **preshuffled},
     },
   }
   assert totals(start())["num_steps"] is None

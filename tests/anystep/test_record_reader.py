@@ -18,7 +18,7 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep import containers, task_examples
+from anystep import containers
 from anystep.examples import serialize_example
 from anystep.manifest import Feature
 from anystep.plan import Plan
@@ -98,14 +98,6 @@ def readings(monkeypatch):
   return noted
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_parser():
-  """Nothing is parsed here, and TensorFlow takes seconds to start."""
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(task_examples, "tensorflow_installed", lambda: False)
-    yield
-
-
 class Reading:
   """A plan's records, read step by step and compared with what the oracle names.
 
@@ -138,7 +130,7 @@ class Reading:
       assert [(self.plan.task_names[k], v) for k, v in zip(task.tolist(), unit.tolist(), strict=True)] == [
         (row.task, row.unit) for row in wanted
       ]
-      records = self.reader.read(task, unit)
+      records = self.reader.read(task, unit).records
       assert records == [serialize_example(self.expected.example(row)) for row in wanted]
       self.most_used_bytes = max(self.most_used_bytes, self.pool.used_bytes)
       read_rows += wanted
@@ -555,14 +547,13 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLI
 
 import caches
 import numpy as np
-from anystep import containers, task_examples
+from anystep import containers
 from anystep.manifest import Feature
 from anystep.plan import Plan
 from anystep.read_pool import ReadPool
 from anystep.stream import open_stream
 from expected_rows import ExpectedRows
 
-task_examples.tensorflow_installed = lambda: False  # it takes seconds to start
 root, tasks, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 features = {"number": Feature(dtype="int64", shape=())}
 built = [

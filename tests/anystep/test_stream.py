@@ -27,6 +27,7 @@ from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError
 from anystep.examples import Ragged
 from anystep.plan import Plan
+from anystep.python_transforms import MapBatch
 from anystep.stream import STATE_VERSION, Stream, open_stream
 
 BATCH_SIZE = 12
@@ -229,7 +230,8 @@ def test_batches_made_ahead_are_made_once(shared_cache, monkeypatch, lengths, pr
     return batch
 
   monkeypatch.setattr(Stream, "batch", None)
-  with opened(shared_cache, plan, transforms={"demo": note}, prefetch_batches=prefetch_batches) as stream:
+  transforms = {"demo": MapBatch(note)}
+  with opened(shared_cache, plan, transforms=transforms, prefetch_batches=prefetch_batches) as stream:
     found = [batch_digest(batch) for batch in stream]
   expected = ExpectedRows(plan, [shared_cache])
   assert found == [expected.digest(step) for step in range(NUM_STEPS)]
@@ -246,7 +248,8 @@ def test_batches_are_made_ahead_of_being_asked_for(shared_cache, prefetch_batche
     ready.release(made[-1])
     return batch
 
-  with opened(shared_cache, transforms={"demo": note}, prefetch_batches=prefetch_batches) as stream:
+  transforms = {"demo": MapBatch(note)}
+  with opened(shared_cache, transforms=transforms, prefetch_batches=prefetch_batches) as stream:
     next(stream)
     for _ in range((1 + prefetch_batches) * BATCH_SIZE):
       assert ready.acquire(timeout=30)
@@ -281,7 +284,8 @@ def test_what_fails_is_raised_at_its_step_until_it_works_again(
       raise OSError("not now")
     return batch
 
-  with opened(shared_cache, transforms={"demo": fail}, prefetch_batches=prefetch_batches) as stream:
+  transforms = {"demo": MapBatch(fail)}
+  with opened(shared_cache, transforms=transforms, prefetch_batches=prefetch_batches) as stream:
     found = [batch_digest(next(stream)) for _ in range(step)]
     for _ in range(2):
       with pytest.raises(OSError, match="not now"):
@@ -302,7 +306,8 @@ def test_a_failure_that_passes_changes_no_batch(shared_cache, expected_digests, 
       raise OSError("this once")
     return batch
 
-  with opened(shared_cache, transforms={"demo": fail_once}, prefetch_batches=prefetch_batches) as stream:
+  transforms = {"demo": MapBatch(fail_once)}
+  with opened(shared_cache, transforms=transforms, prefetch_batches=prefetch_batches) as stream:
     found = []
     while stream.step < NUM_STEPS:
       with contextlib.suppress(OSError):
@@ -457,11 +462,9 @@ def test_a_stream_that_nobody_has_any_more_ends_its_threads(shared_cache):
 ABANDONED = """
 import sys, pathlib
 import numpy as np
-from anystep import task_examples
 from anystep.plan import Plan
 from anystep.stream import open_stream
 
-task_examples.tensorflow_installed = lambda: False  # it takes seconds to start
 plan = Plan.from_json(pathlib.Path(sys.argv[2]).read_text())
 stream = open_stream(plan, sys.argv[1], prefetch_batches=4)
 print(next(stream)["number"].tolist())
@@ -511,7 +514,8 @@ def test_transforms_see_the_examples_of_each_batch_with_their_epochs_and_indices
     return {"inputs": Ragged(values, batch["inputs"].lengths), "number": batch["number"]}
 
   plan = plan_of(shared_cache, **order)
-  with opened(shared_cache, plan, transforms={"demo": transform}, prefetch_batches=0) as stream:
+  transforms = {"demo": MapBatch(transform)}
+  with opened(shared_cache, plan, transforms=transforms, prefetch_batches=0) as stream:
     for step in steps_of(plan):
       batch = next(stream)
       expected = oracle.what_was_at(shared_cache.manifest, BATCH_SIZE, step, step + 1, **order)
@@ -530,8 +534,9 @@ def test_transforms_of_other_tasks_are_not_called(shared_cache, expected_digests
 
 
 def test_the_converter_gets_examples_and_lengths_and_its_features_are_the_batch(shared_cache):
-  def converter(batch, feature_lengths):
+  def converter(batch, feature_lengths, counts):
     assert feature_lengths == caches.FEATURE_LENGTHS
+    assert counts is None
     return {"twice": 2 * batch["number"]}
 
   with opened(shared_cache, feature_converter=converter) as converted, opened(shared_cache) as plain:
@@ -625,12 +630,10 @@ def test_data_that_moved_goes_on_by_the_same_plan(any_cache, elsewhere):
 
 READ_ELSEWHERE = """
 import json, pickle, sys
-from anystep import task_examples
 from anystep.digest import batch_digest
 from anystep.plan import Plan
 from anystep.stream import open_stream
 
-task_examples.tensorflow_installed = lambda: False  # it takes seconds to start
 given = pickle.load(sys.stdin.buffer)
 found = {}
 for number, (cache, plan_json) in enumerate(given):

@@ -39,12 +39,17 @@ def distributions_for(requirements):
   return found
 
 
-@pytest.fixture
-def library_environment(checkout, tmp_path):
-  """A folder to import from, with the library's own needs and nothing beside them."""
+NUMBA = {"numba", "llvmlite"}
+
+
+@pytest.fixture(params=[set(), NUMBA], ids=["with_numba", "without_numba"])
+def library_environment(request, checkout, tmp_path):
+  """A folder to import from, with the library's own needs and nothing beside them, or without numba."""
   folder = tmp_path / "environment"
   folder.mkdir()
-  for distribution in distributions_for(library_requirements(checkout)).values():
+  for distribution_name, distribution in distributions_for(library_requirements(checkout)).items():
+    if distribution_name in request.param:
+      continue
     for name in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
       if not (folder / name).exists():
         (folder / name).symlink_to(distribution.locate_file(name))
@@ -59,9 +64,9 @@ for name in ("tensorflow", "apache_beam", "jax", "seqio"):
 
 import anystep
 from anystep.digest import batch_digest
-from anystep.examples import Ragged, tensorflow_installed
+from anystep.examples import Ragged
 
-assert not tensorflow_installed()
+assert (importlib.util.find_spec("numba") is None) == (sys.argv[3] == "without_numba")
 cache = anystep.open_cache(sys.argv[1], "demo", "train")
 plan = anystep.Plan.start(cache, batch_size=12, num_epochs=3, feature_lengths=json.loads(sys.argv[2]))
 with anystep.open_stream(plan, sys.argv[1]) as stream:
@@ -76,10 +81,12 @@ print(json.dumps({"plan": plan.sha256, "digests": digests, "examples": examples}
 """
 
 
-def test_batches_without_tensorflow_are_those_with_it(checkout, library_environment, shared_cache, tmp_path):
-  pytest.importorskip("tensorflow")
+def test_batches_without_other_packages_are_those_with_them(
+  request, checkout, library_environment, shared_cache, tmp_path
+):
+  given = [shared_cache.root, json.dumps(caches.FEATURE_LENGTHS), request.node.callspec.id]
   done = subprocess.run(
-    [sys.executable, "-S", "-c", READER, shared_cache.root, json.dumps(caches.FEATURE_LENGTHS)],
+    [sys.executable, "-S", "-c", READER, *given],
     cwd=tmp_path,
     env=os.environ | {"PYTHONPATH": f"{library_environment}{os.pathsep}{checkout}"},
     capture_output=True,
@@ -90,7 +97,7 @@ def test_batches_without_tensorflow_are_those_with_it(checkout, library_environm
   plan = Plan.start(shared_cache.open(), batch_size=12, num_epochs=3, feature_lengths=caches.FEATURE_LENGTHS)
   with open_stream(plan, shared_cache.root) as stream:
     digests = [batch_digest(batch) for batch in stream]
-  parser = ExampleParser(caches.FEATURES, tensorflow=True)
+  parser = ExampleParser(caches.FEATURES)
   examples = {}
   for name, feature in parser([serialize_example(example) for example in shared_cache.examples]).items():
     ragged = isinstance(feature, Ragged)

@@ -26,9 +26,8 @@ import oracle
 from anystep.cache import open_cache
 from anystep.cache_job.main import main, run, select_tasks
 from anystep.errors import AnystepError
-from anystep.plan import Plan
-from anystep.transforms import Records
 from anystep.tasks.reading import TaskReader
+from anystep.transforms import Records
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = pathlib.Path(sys.executable).with_name("anystep-cache")
@@ -495,11 +494,10 @@ class TestCacheAtEnd:
 
   def test_leaves_the_reader_nothing_to_run(self, built):
     opened = open_cache(built(*self.FLAGS, tasks="small_joined"), "small_joined", "train")
-    plan = Plan.start(opened, batch_size=4, feature_lengths=self.LENGTHS)
-    reader = TaskReader(seqio.TaskRegistry.get("small_joined"), opened, plan)
+    reader = TaskReader(seqio.TaskRegistry.get("small_joined"), opened, self.LENGTHS)
     indices = np.arange(10)
     batch = opened.read(indices)
-    read = reader(batch, Records(np.ones(10, np.int64), indices))
+    read = reader(batch, Records(np.ones(10, np.int64), indices, "small_joined", "train", 0))
     assert read.keys() == batch.keys()
     for name, feature in batch.items():
       np.testing.assert_array_equal(read[name].values, feature.values)
@@ -507,9 +505,8 @@ class TestCacheAtEnd:
 
   def test_is_what_a_task_needs_that_joins_examples_after_the_placeholder(self, built):
     opened = open_cache(built(tasks="small_joined"), "small_joined", "train")
-    plan = Plan.start(opened, batch_size=4, feature_lengths=self.LENGTHS)
     with pytest.raises(AnystepError, match="--cache_at=end") as caught:
-      TaskReader(seqio.TaskRegistry.get("small_joined"), opened, plan)
+      TaskReader(seqio.TaskRegistry.get("small_joined"), opened, self.LENGTHS)
     assert caught.value.kind == "preprocessor_not_one_to_one"
     assert caught.value.fields["preprocessor"] == "join_and_cut"
 

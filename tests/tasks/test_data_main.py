@@ -111,7 +111,9 @@ def printed(capsys, *arguments, status=0):
   """The lines on stdout of a run that ends well; on stderr there is progress alone."""
   assert main([str(argument) for argument in arguments]) == status
   captured = capsys.readouterr()
-  assert all(re.match(r"(verify|stats) \S+ \S+: |token ids are", line) for line in captured.err.splitlines())
+  assert all(
+    re.match(r"(verify|stats|units of) \S+ \S+: |token ids are", line) for line in captured.err.splitlines()
+  )
   return captured.out.splitlines()
 
 
@@ -471,6 +473,61 @@ def test_changes_and_skips_are_pythons(plan_file, plan, built, root, tmp_path, c
   assert skipped.read_text() == expected.skip(20, 30).to_json()
 
 
+def test_a_packed_plan_goes_through_every_command(tmp_path, capsys):
+  root = tmp_path / "caches"
+  built = build_mixture(root)
+  lengths = {"inputs": 9, "targets": 8}
+  start, changed = tmp_path / "start.json", tmp_path / "changed.json"
+  printed(
+    capsys,
+    *("plan", "start", f"--cache_dir={root}", *MIXTURE, "--packing=best_fit", "--num_epochs=2"),
+    *(f"--feature_lengths={json.dumps(lengths)}", f"--output={start}"),
+  )
+  opened = {name: built[name].open() for name in ("a", "b:inner")}
+  plan = Plan.start(
+    opened.values(),
+    rates={"a": "2", "b:inner": "1"},
+    batch_size=6,
+    seed=3,
+    num_epochs=2,
+    feature_lengths=lengths,
+    packing="best_fit",
+  )
+  assert start.read_text() == plan.to_json()
+  where = [f"--plan={start}", f"--cache_dir={root}"]
+  expected = explained_rows(plan, built, range(plan.num_steps))
+  assert max(len(row["examples"]) for row in expected) > 1
+  assert objects(capsys, "what-was-at", *where, f"--steps=0:{plan.num_steps}") == expected
+  found = objects(capsys, "when-was", *where, "--task=a", "--index=7")
+  holds = [r for r in expected if r["task"] == "a" and 7 in [e["index"] for e in r["examples"]]]
+  assert found == holds
+  batch = objects(capsys, "plan", "batch", *where, "--step=1")
+  assert [row["unit"] for row in batch] == plan.batch(1).unit.tolist()
+  tasks = objects(capsys, "plan", "show", *where)[-1]["tasks"]
+  assert {name: task["unit_table"] for name, task in tasks.items()} == {
+    name: task.unit_table for name, task in plan.tasks.items()
+  }
+  printed(
+    capsys,
+    *("plan", "change", *where, "--step=2", "--rates=a=1,c=1", f"--output={changed}"),
+  )
+  rates, new = {"a": "1", "c": "1"}, [built["c"].open()]
+  assert changed.read_text() == plan.change(2, rates=rates, caches=new).to_json()
+
+
+def test_a_mixtures_tokens_are_those_of_its_packs(built, root, tmp_path, capsys):
+  flags = [*MIXTURE, "--packing=greedy", '--feature_lengths={"inputs": 9}']
+  shares = objects(capsys, "stats", f"--cache_dir={root}", *flags, "--steps=0:6")[2:]
+  tables = {}
+  for name in ("a", "b:inner"):
+    plan = Plan.start(built[name].open(), batch_size=1, packing="greedy", feature_lengths={"inputs": 9})
+    tables[name] = plan.unit_tables[name].real_tokens["inputs"] / plan.tasks[name].num_units
+  tokens = {share["task"]: share["rows"] * tables[share["task"]] for share in shares}
+  for share in shares:
+    wanted = 100 * tokens[share["task"]] / sum(tokens.values())
+    assert share["token_percent"] == pytest.approx(wanted)
+
+
 def test_a_new_tasks_cache_is_found_below_the_roots(root, built, model_dir, tmp_path, capsys):
   start = Plan.start(built["a"].open(), batch_size=6)
   path, output = tmp_path / "start.json", tmp_path / "changed.json"
@@ -746,6 +803,8 @@ def test_wrong_arguments_end_with_64_and_where_to_look(capsys, arguments):
     (["what-was-at", "--steps=0:1"], "--model_dir=DIR"),
     (["what-was-at", "--plan={plan}", "--cache_dir={root}", "--seed=3", "--steps=0:1"], "leave out --seed"),
     (["plan", "show", "--plan={plan}", "--split=train", "--lanes=2"], "leave out --split, --lanes"),
+    (["plan", "show", "--plan={plan}", "--packing=greedy"], "leave out --packing"),
+    (["plan", "show", "--plan={plan}", '--feature_lengths={{"inputs": 9}}'], "leave out --feature_lengths"),
     (["plan", "batch", "--plan={plan}", "--step=1"], "--cache_dir=ROOT"),
     (["plan", "change", "--plan={plan}", "--step=9", "--output={tmp}/x"], "--rates, --batch_size or --lanes"),
     (["when-was", "--plan={plan}", "--cache_dir={root}", "--index=1", "--steps=0:1"], "--task=NAME"),

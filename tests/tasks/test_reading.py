@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-import types
+import json
 
 import caches
 import numpy as np
@@ -12,12 +12,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 import oracle
+from anystep.digest import batch_digest
 from anystep.errors import AnystepError
 from anystep.examples import Ragged
 from anystep.manifest import Feature
-from anystep.transforms import Records
+from anystep.packing import PackingPolicy
+from anystep.plan import Plan
+from anystep.stream import open_stream
 from anystep.tasks import preprocessors
 from anystep.tasks.reading import TaskReader, map_seeds, post_cache_preprocessors
+from anystep.transforms import Records
 
 TASK, SPLIT, NUM_EXAMPLES = "reading", "train", 80
 CHECKED_RECORDS = 32
@@ -57,19 +61,36 @@ def task_of(preprocessors, outputs):
   )
 
 
-def reader_of(cache, *after, outputs=("targets",), seed=0, feature_lengths=None):
-  """A reader with these preprocessors after the cache, and what it needs of a plan."""
-  plan = types.SimpleNamespace(split=SPLIT, seed=seed, feature_lengths=feature_lengths or {"targets": 16})
-  return TaskReader(task_of([seqio.CacheDatasetPlaceholder(), *after], outputs), cache, plan)
+def reader_of(cache, *after, outputs=("targets",), feature_lengths=None):
+  """A reader with these preprocessors after the cache."""
+  task = task_of([seqio.CacheDatasetPlaceholder(), *after], outputs)
+  return TaskReader(task, cache, feature_lengths or {"targets": 16})
 
 
-def read(reader, cache, indices, epochs=0):
-  """The read examples' features, row by row."""
+def records_of(indices, epochs=0, seed=0, task=TASK, split=SPLIT):
   indices = np.asarray(indices, np.int64)
-  records = Records(np.broadcast_to(np.asarray(epochs, np.int64), indices.shape), indices)
-  batch = reader(cache.read(indices), records)
+  return Records(np.broadcast_to(np.asarray(epochs, np.int64), indices.shape), indices, task, split, seed)
+
+
+def rows_of(batch):
+  """A batch's features, row by row."""
   columns = {name: f.rows() if isinstance(f, Ragged) else list(f) for name, f in batch.items()}
-  return [{name: np.asarray(column[row]) for name, column in columns.items()} for row in range(len(indices))]
+  count = max(map(len, columns.values()))
+  return [{name: np.asarray(column[row]) for name, column in columns.items()} for row in range(count)]
+
+
+def read(reader, cache, indices, epochs=0, seed=0):
+  """The read examples' features, row by row."""
+  records = records_of(indices, epochs, seed)
+  return rows_of(reader(cache.read(records.indices), records))
+
+
+def survey(reader, cache, indices, epochs=0, seed=0):
+  """The kept examples' features, by index; indices may not repeat."""
+  records = records_of(indices, epochs, seed)
+  batch, rows = reader.survey(cache.read(records.indices), records)
+  assert (rows.dtype, rows.tolist()) == (np.int64, sorted(set(rows.tolist())))
+  return dict(zip(records.indices[rows].tolist(), rows_of(batch), strict=True))
 
 
 def assert_same_rows(got, expected):
@@ -107,7 +128,8 @@ class TestSeeds:
     epochs, indices = np.array([0, 3, 1, 3, 0, 70]), np.array([0, 7, 7, 8, 2**40, 7])
     for num_seeds in (1, 3, 4, 5, 9):
       for task, split, seed, preprocessor in itertools.product(["a:b", "c"], ["train"], [0, 5], [0, 2]):
-        pairs = map_seeds(task, split, seed, preprocessor, Records(epochs, indices), num_seeds)
+        records = records_of(indices, epochs)
+        pairs = map_seeds(task, split, seed, preprocessor, records, num_seeds)
         assert pairs.dtype == np.int64
         for row, epoch, index in zip(pairs.tolist(), epochs.tolist(), indices.tolist(), strict=True):
           assert [tuple(pair) for pair in row] == oracle.map_seeds(
@@ -115,26 +137,26 @@ class TestSeeds:
           )
 
   def test_are_those_that_are_published(self):
-    pairs = map_seeds("demo", "train", 0, 0, Records(np.array([1]), np.array([7])), 2)
+    pairs = map_seeds("demo", "train", 0, 0, records_of([7], 1), 2)
     assert pairs.tolist() == [[[405977816, 631289882], [1826214654, 1455826295]]]
 
   def test_reach_each_random_map_of_each_preprocessor(self, cache):
     """A preprocessor's random maps share its pairs, in order; every preprocessor counts, random or not."""
-    reader = reader_of(cache, show_seeds("alone", 5), leave_alone, two_random_maps, seed=9)
+    reader = reader_of(cache, show_seeds("alone", 5), leave_alone, two_random_maps)
     indices, epochs = [5, 70, 5, 0], [0, 0, 2, 1]
-    for row, index, epoch in zip(read(reader, cache, indices, epochs), indices, epochs, strict=True):
+    for row, index, epoch in zip(read(reader, cache, indices, epochs, seed=9), indices, epochs, strict=True):
       given = {p: oracle.map_seeds(TASK, SPLIT, 9, epoch, p, index, n) for p, n in {0: 5, 2: 7}.items()}
       assert row["alone"].tolist() == [list(pair) for pair in given[0]]
       assert row["first"].tolist() == [list(pair) for pair in given[2][:1]]
       assert row["second"].tolist() == [list(pair) for pair in given[2][1:]]
 
   def test_differ_between_seeds_epochs_records_preprocessors_and_pairs(self, cache):
+    reader = reader_of(cache, show_seeds("a", 5), show_seeds("b", 1))
+    assert reader.is_random
     pairs = []
-    for seed in (0, 1):
-      reader = reader_of(cache, show_seeds("a", 5), show_seeds("b", 1), seed=seed)
-      for epoch in (0, 1, 2):
-        for row in read(reader, cache, range(40), epoch):
-          pairs += [*map(tuple, row["a"].tolist()), *map(tuple, row["b"].tolist())]
+    for seed, epoch in itertools.product((0, 1), (0, 1, 2)):
+      for row in read(reader, cache, range(40), epoch, seed):
+        pairs += [*map(tuple, row["a"].tolist()), *map(tuple, row["b"].tolist())]
     assert len(set(pairs)) == len(pairs) == 2 * 3 * 40 * 6
 
 
@@ -172,11 +194,10 @@ class TestDraws:
     assert_same_rows(read(other, cache, range(80), 3), read(reader, cache, range(80), 3))
 
   def test_differ_between_epochs_and_between_seeds(self, cache, reader):
-    other = reader_of(cache, preprocessors.random_chunk, add_noise, seqio.preprocessors.append_eos, seed=1)
     long = [index for index in range(NUM_EXAMPLES) if len(cache[index]["targets"]) > 2]
     first, second, seeded = (
       [row["targets"].tobytes() for row in rows]
-      for rows in (read(reader, cache, long, 0), read(reader, cache, long, 1), read(other, cache, long, 0))
+      for rows in (read(reader, cache, long), read(reader, cache, long, 1), read(reader, cache, long, seed=1))
     )
     assert len({*first, *second, *seeded}) == 3 * len(long)
 
@@ -211,10 +232,9 @@ class TestResults:
       preprocessors.span_corruption,
       seqio.preprocessors.append_eos,
       outputs=lengths,
-      seed=4,
       feature_lengths=lengths,
     )
-    for index, row in enumerate(read(reader, cache, range(NUM_EXAMPLES), 6)):
+    for index, row in enumerate(read(reader, cache, range(NUM_EXAMPLES), 6, seed=4)):
       pairs = oracle.map_seeds(TASK, SPLIT, 4, 6, 1, index, num_seeds)
       expected = corrupt({"targets": tf.constant(cache[index]["targets"])}, constants(pairs))
       for name in lengths:
@@ -272,6 +292,41 @@ def drop_all(dataset):
   return dataset.filter(lambda example: example["number"] < 0)
 
 
+def take_five(dataset):
+  return dataset.take(5)
+
+
+def take_a_hundred(dataset):
+  """More than are looked at."""
+  return dataset.take(100)
+
+
+def skip_one(dataset):
+  return dataset.skip(1)
+
+
+def every_other(dataset):
+  return dataset.shard(2, 0)
+
+
+def first_of_each_window(dataset):
+  return dataset.window(3).flat_map(lambda window: tf.data.Dataset.zip(window).take(1))
+
+
+def hundreds(dataset):
+  return dataset.ragged_batch(100, drop_remainder=True)
+
+
+def drop_after_the_neighbour(dataset):
+  """Drops what follows a multiple of three."""
+
+  def look(before, example):
+    return example["number"], (before, example)
+
+  dataset = dataset.scan(tf.constant(1, tf.int64), look).filter(lambda before, example: before % 3 > 0)
+  return dataset.map(lambda before, example: example)
+
+
 def join_neighbours(dataset):
   return dataset.ragged_batch(2).map(lambda pair: {"targets": pair["targets"].values})
 
@@ -304,78 +359,233 @@ def draw_with_a_seed_of_its_own(dataset):
   )
 
 
+def drop_without_a_seed(dataset):
+  return dataset.filter(lambda example: tf.random.uniform([]) < 0.5)
+
+
 def draw_when_built(dataset):
   noise = int(np.random.default_rng().integers(10**6))
   return dataset.map(lambda example: add(example, noise))
 
 
+NOT_ONE_TO_ONE = [
+  repeat,
+  repeat_then_chunk,
+  take_five,
+  take_a_hundred,
+  skip_one,
+  every_other,
+  first_of_each_window,
+  hundreds,
+  drop_after_the_neighbour,
+  join_neighbours,
+  look_at_the_neighbour,
+  shuffle,
+]
+UNSEEDED = [draw_without_a_seed, drop_without_a_seed, draw_when_built]
+
+
 class TestRefused:
   """Preprocessors that are no function of one record and its seeds."""
 
-  @pytest.mark.parametrize(
-    "culprit",
-    [
-      repeat,
-      repeat_then_chunk,
-      drop_every_third,
-      drop_all,
-      join_neighbours,
-      look_at_the_neighbour,
-      shuffle,
-      draw_without_a_seed,
-      draw_with_a_seed_of_its_own,
-      draw_when_built,
-    ],
-  )
-  def test_is_the_last_preprocessor_by_name(self, cache, culprit):
+  @pytest.mark.parametrize("culprit", NOT_ONE_TO_ONE)
+  def test_is_what_makes_or_joins_examples_with_the_way_to_cache_it(self, cache, culprit):
     with pytest.raises(AnystepError) as caught:
       reader_of(cache, leave_alone, culprit)
-    assert caught.value.code == 78
+    assert (caught.value.code, caught.value.kind) == (78, "preprocessor_not_one_to_one")
     assert caught.value.fields["task"] == TASK
     assert caught.value.fields["preprocessor"] == culprit.__name__
-
-  @pytest.mark.parametrize(
-    "culprit",
-    [
-      repeat,
-      repeat_then_chunk,
-      drop_every_third,
-      join_neighbours,
-      look_at_the_neighbour,
-      shuffle,
-      draw_without_a_seed,
-      draw_when_built,
-    ],
-  )
-  def test_is_one_that_others_follow_by_name(self, cache, culprit):
-    with pytest.raises(AnystepError) as caught:
-      reader_of(cache, culprit, leave_alone, preprocessors.random_chunk)
-    assert caught.value.fields["preprocessor"] == culprit.__name__
-
-  @pytest.mark.parametrize("culprit", [repeat, drop_every_third, join_neighbours, look_at_the_neighbour])
-  def test_is_what_makes_joins_or_drops_examples_with_the_way_to_cache_it(self, cache, culprit):
-    with pytest.raises(AnystepError) as caught:
-      reader_of(cache, culprit)
-    assert caught.value.kind == "preprocessor_not_one_to_one"
     assert "--cache_at=end" in caught.value.fix
 
-  @pytest.mark.parametrize("culprit", [draw_without_a_seed, draw_when_built])
+  @pytest.mark.parametrize("culprit", [*UNSEEDED, draw_with_a_seed_of_its_own])
   def test_is_what_draws_without_a_seed_with_the_way_to_take_one(self, cache, culprit):
     with pytest.raises(AnystepError) as caught:
-      reader_of(cache, culprit)
-    assert caught.value.kind == "preprocessor_unseeded"
+      reader_of(cache, leave_alone, culprit)
+    assert (caught.value.code, caught.value.kind) == (78, "preprocessor_unseeded")
+    assert caught.value.fields["task"] == TASK
+    assert caught.value.fields["preprocessor"] == culprit.__name__
     assert "seqio.map_over_dataset" in caught.value.fix
 
+  @pytest.mark.parametrize("culprit", [*NOT_ONE_TO_ONE, *UNSEEDED])
+  def test_is_one_that_others_follow_by_name(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, culprit, preprocessors.random_chunk)
+    assert caught.value.fields["preprocessor"] == culprit.__name__
+
+  @pytest.mark.parametrize("culprit", [look_at_the_neighbour, draw_without_a_seed])
+  def test_is_one_after_a_filter_by_name(self, cache, culprit):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, drop_every_third, add_noise, culprit)
+    assert caught.value.fields["preprocessor"] == culprit.__name__
+
+  def test_is_a_task_whose_output_features_are_not_made(self, cache):
+    with pytest.raises(AnystepError) as caught:
+      reader_of(cache, leave_alone, outputs=("targets", "summary"))
+    assert (caught.value.code, caught.value.kind) == (78, "output_features")
+    assert "summary" in caught.value.fields["got"]
+
   @pytest.mark.parametrize("indices", [[CHECKED_RECORDS - 1, CHECKED_RECORDS], [CHECKED_RECORDS]])
-  def test_is_one_that_drops_a_record_for_the_first_time_when_it_is_read(self, cache, indices):
-    """The first block is checked beforehand; what comes later is still not taken in silence."""
+  def test_is_a_dropped_record_when_it_is_read(self, cache, indices):
+    """Units have none but kept records: it is not taken in silence."""
     late = cache[CHECKED_RECORDS]["number"]
     reader = reader_of(cache, lambda dataset: dataset.filter(lambda example: example["number"] != late))
     assert len(read(reader, cache, [0, 1])) == 2
     with pytest.raises(AnystepError) as caught:
       read(reader, cache, indices)
-    assert (caught.value.code, caught.value.kind) == (78, "preprocessor_not_one_to_one")
+    assert (caught.value.code, caught.value.kind) == (65, "example_dropped")
+    assert caught.value.fields["task"] == TASK
     assert caught.value.fields["expected"] == f"{len(indices)} examples"
+    assert caught.value.fields["got"] == str(len(indices) - 1)
+
+  def test_is_a_record_that_gives_several_for_the_first_time_when_it_is_surveyed(self, cache):
+    late = cache[CHECKED_RECORDS]["number"]
+
+    def repeat_the_late(dataset):
+      def copies(example):
+        count = tf.where(example["number"] == late, tf.constant(2, tf.int64), 1)
+        return tf.data.Dataset.from_tensors(example).repeat(count)
+
+      return dataset.flat_map(copies)
+
+    reader = reader_of(cache, leave_alone, repeat_the_late, add_noise)
+    assert sorted(survey(reader, cache, range(CHECKED_RECORDS))) == list(range(CHECKED_RECORDS))
+    with pytest.raises(AnystepError) as caught:
+      read(reader, cache, [0, CHECKED_RECORDS])
+    assert (caught.value.code, caught.value.fields["got"]) == (65, "3")
+    with pytest.raises(AnystepError) as caught:
+      survey(reader, cache, [0, CHECKED_RECORDS])
+    assert (caught.value.code, caught.value.kind) == (78, "preprocessor_not_one_to_one")
+    assert caught.value.fields["preprocessor"] == "repeat_the_late"
+    assert "--cache_at=end" in caught.value.fix
+
+
+@seqio.map_over_dataset(num_seeds=1)
+def draw_share(example, seed):
+  return {**example, "share": tf.random.stateless_uniform([], seed)}
+
+
+def drop_below_half(dataset):
+  return dataset.filter(lambda example: example["share"] >= 0.5)
+
+
+@pytest.fixture(scope="module")
+def filtering(cache):
+  return reader_of(cache, drop_every_third, add_noise, seqio.preprocessors.append_eos)
+
+
+class TestFilters:
+  def test_may_drop_is_told(self, cache, filtering):
+    assert filtering.may_drop
+    assert filtering.appended_tokens is None
+    assert not reader_of(cache, leave_alone, add_noise).may_drop
+
+  def test_keep_what_seqio_keeps(self, cache, filtering):
+    assert sorted(survey(filtering, cache, range(NUM_EXAMPLES))) == [
+      index for index in range(NUM_EXAMPLES) if cache[index]["number"] % 3
+    ]
+
+  def test_leave_the_draws_of_what_they_keep_as_they_are(self, cache, filtering):
+    unfiltered = reader_of(cache, leave_alone, add_noise, seqio.preprocessors.append_eos)
+    for epoch, seed in ((0, 0), (2, 5)):
+      for index, row in survey(filtering, cache, range(NUM_EXAMPLES), epoch, seed).items():
+        assert_same_rows([row], read(unfiltered, cache, [index], epoch, seed))
+
+  def test_give_the_same_at_survey_and_at_reading_whatever_stands_beside(self, cache, filtering):
+    surveyed = survey(filtering, cache, range(NUM_EXAMPLES), 3)
+    order = np.random.default_rng(1).permutation(NUM_EXAMPLES)
+    for part in np.array_split(order, 3):
+      for index, row in survey(filtering, cache, part, 3).items():
+        assert_same_rows([row], [surveyed[index]])
+    kept = [index for index in order.tolist() if index in surveyed]
+    assert_same_rows(read(filtering, cache, kept, 3), [surveyed[index] for index in kept])
+
+  def test_may_follow_from_a_record_s_draws(self, cache):
+    reader = reader_of(cache, draw_share, drop_below_half, add_noise, drop_every_third)
+    draws = reader_of(cache, draw_share)
+    kept = []
+    for epoch in (0, 1):
+      shares = [row["share"] for row in read(draws, cache, range(NUM_EXAMPLES), epoch)]
+      numbers = [cache[index]["number"] for index in range(NUM_EXAMPLES)]
+      expected = [k for k in range(NUM_EXAMPLES) if shares[k] >= 0.5 and numbers[k] % 3]
+      surveyed = survey(reader, cache, range(NUM_EXAMPLES), epoch)
+      assert sorted(surveyed) == expected
+      assert_same_rows(read(reader, cache, expected, epoch), list(surveyed.values()))
+      kept.append(expected)
+    assert kept[0] != kept[1]
+
+  def test_may_drop_all(self, cache):
+    assert survey(reader_of(cache, add_noise, drop_all, add_noise), cache, range(NUM_EXAMPLES)) == {}
+
+  def test_that_are_none_keep_every_row_at_survey(self, cache):
+    reader = reader_of(cache, add_noise)
+    surveyed = survey(reader, cache, range(NUM_EXAMPLES), 1)
+    assert_same_rows(list(surveyed.values()), read(reader, cache, range(NUM_EXAMPLES), 1))
+
+
+class TestStreams:
+  LENGTHS = {"targets": 64}  # noqa: RUF012
+
+  def stream_of(self, cache, reader, packing):
+    settings = {"transforms": {TASK: reader}}
+    plan = Plan.start(
+      cache,
+      batch_size=6,
+      feature_lengths=self.LENGTHS,
+      seed=3,
+      num_epochs=2,
+      packing=packing,
+      **settings,
+    )
+    return open_stream(plan, {TASK: cache}, **settings)
+
+  @pytest.mark.parametrize("packing", PackingPolicy)
+  def test_give_every_kept_record_what_it_is_given_alone(self, cache, filtering, packing):
+    index_of = {int(cache[index]["number"]): index for index in range(NUM_EXAMPLES)}
+    expected = [survey(filtering, cache, range(NUM_EXAMPLES), epoch, 3) for epoch in (0, 1)]
+    seen = [[], []]
+    with self.stream_of(cache, filtering, packing) as stream:
+      for step in range(stream.plan.num_steps):
+        planned = stream.plan.batch(step)
+        epochs = planned.epoch[planned.task >= 0]
+        examples, counts = stream.examples(planned)
+        assert (counts is None) == (packing is PackingPolicy.NONE)
+        epochs = epochs if counts is None else np.repeat(epochs, counts)
+        for epoch, row in zip(epochs.tolist(), rows_of(examples), strict=True):
+          index = index_of[int(row["number"])]
+          assert_same_rows([row], [expected[epoch][index]])
+          seen[epoch].append(index)
+    assert [sorted(indices) for indices in seen] == [sorted(kept) for kept in expected]
+
+  @pytest.mark.parametrize("packing", [PackingPolicy.NONE, PackingPolicy.BEST_FIT])
+  def test_go_on_with_the_same_draws_after_a_resume(self, cache, filtering, packing):
+    with self.stream_of(cache, filtering, packing) as stream:
+      whole = [batch_digest(batch) for batch in stream]
+    assert len(set(whole)) == len(whole)
+    for step in range(0, len(whole), 3):
+      with self.stream_of(cache, filtering, packing) as resumed:
+        resumed.set_state({"version": 1, "step": step})
+        assert [batch_digest(batch) for batch in resumed] == whole[step:]
+
+
+class TestIdentity:
+  def test_is_json_that_the_preprocessors_the_features_and_the_lengths_decide(self, cache):
+    identities = [
+      reader_of(cache, *after, outputs=outputs, feature_lengths=lengths).identity
+      for after, outputs, lengths in [
+        ([], ["targets"], {"targets": 16}),
+        ([leave_alone], ["targets"], {"targets": 16}),
+        ([seqio.preprocessors.append_eos], ["targets"], {"targets": 16}),
+        ([leave_alone, seqio.preprocessors.append_eos], ["targets"], {"targets": 16}),
+        ([seqio.preprocessors.append_eos, leave_alone], ["targets"], {"targets": 16}),
+        ([], ["targets"], {"targets": 17}),
+        ([], ["targets"], {"targets": 16, "weights": 3}),
+        ([], [], {"targets": 16}),
+      ]
+    ]
+    texts = [json.dumps(identity, sort_keys=True) for identity in identities]
+    assert len(set(texts)) == len(texts)
+    again = reader_of(cache, leave_alone).identity
+    assert json.dumps(again, sort_keys=True) == texts[1]
 
 
 def step_one(dataset):

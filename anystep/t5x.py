@@ -1,0 +1,104 @@
+"""T5X's training data in the plan's order: the function that its trainer is given. Needs SeqIO.
+
+In a gin file of T5X, whose own code stays as it is:
+
+    from anystep import t5x as anystep_t5x
+
+    train_script.train.get_dataset_fn = @anystep_t5x.get_deterministic_dataset
+    anystep_t5x.get_deterministic_dataset.model_dir = %MODEL_DIR
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import seqio
+import tensorflow as tf
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.tasks.converters import native_converter
+from anystep.tasks.deterministic_task import CachedTasks, steps_dataset
+from anystep.tasks.modules import import_modules
+
+# As T5X names them; those it has not finished have a longer name.
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
+_PREFETCH_BATCHES = 8
+
+
+def get_deterministic_dataset(
+  cfg: Any,
+  shard_id: int,
+  num_shards: int,
+  feature_converter_cls: Callable[..., seqio.FeatureConverter],
+  num_epochs: int | None = None,
+  continue_from_last_checkpoint: bool = True,
+  model_dir: epath.PathLike | None = None,
+  start_step: int = 0,
+) -> tf.data.Dataset:
+  """A host's batches from the step on that training goes on with: element k is of step start + k.
+
+  The rows of all shards, one behind the other, are the batch that any other reader of the plan gets for that
+  step. Parameters have the names and the order of those that T5X calls with.
+
+  Args:
+    cfg: a `t5x.utils.DatasetConfig`. `shuffle` is whether each epoch has an order of its own; `seed` None is
+      0; with `pack`, each row holds as many examples as fit (`best_fit`).
+    shard_id, num_shards: which of the hosts' equal shares of a batch.
+    feature_converter_cls: makes the model's features; called with `pack` and `use_custom_packing_ops`.
+    num_epochs: None or -1 for no end. Rows of the last batch that have no data are zeros.
+    continue_from_last_checkpoint: whether to start at the step of the newest checkpoint in `model_dir`.
+    model_dir: T5X's.
+    start_step: where nothing is continued, the step that training starts at: for fine-tuning, that of the
+      checkpoint that it starts from, so that a run that is resumed goes on where it stood.
+
+  Raises:
+    AnystepError: 78 `use_cached`, `model_dir`; 78 `rows` where num_shards does not divide the batch; 78
+      `data_ended` for a start after the data's end; as `CachedTasks.open` and `Plan.start`.
+  """
+  if not cfg.use_cached:
+    raise _wrong("use_cached", expected=True, got=cfg.use_cached, fix="set USE_CACHED_TASKS = True")
+  import_modules([cfg.module] if getattr(cfg, "module", None) else [])
+  if continue_from_last_checkpoint:
+    start_step = _last_step(model_dir, start_step)
+  provider = cfg.mixture_or_task_name
+  if isinstance(provider, str):
+    provider = seqio.get_mixture_or_task(provider)
+  cached = CachedTasks.open(provider, cfg.split, cfg.task_feature_lengths)
+  plan = cached.start_plan(
+    batch_size=cfg.batch_size,
+    shuffle=cfg.shuffle,
+    seed=cfg.seed,
+    num_epochs=num_epochs,
+    packing="best_fit" if cfg.pack else "none",
+  )
+  converter = feature_converter_cls(
+    pack=cfg.pack, use_custom_packing_ops=getattr(cfg, "use_custom_packing_ops", False)
+  )
+  stream = cached.open_stream(plan, (shard_id, num_shards), native_converter(converter))
+  form = stream.batch(start_step)
+  dataset = steps_dataset(stream.batch, form, steps=range(start_step, plan.num_steps or tf.int64.max))
+  shapes = {name: values.shape for name, values in form.items()}
+  dataset = dataset.map(lambda batch: {name: tf.ensure_shape(batch[name], shapes[name]) for name in shapes})
+  return dataset.prefetch(_PREFETCH_BATCHES)
+
+
+def _last_step(model_dir: epath.PathLike | None, start_step: int) -> int:
+  """The step of the newest checkpoint, which T5X will restore; start_step where there is none."""
+  if model_dir is None:
+    raise _wrong(
+      "model_dir",
+      expected="T5X's model_dir, to find its newest checkpoint in",
+      got=None,
+      fix="bind anystep.t5x.get_deterministic_dataset.model_dir = %MODEL_DIR, or"
+      " continue_from_last_checkpoint = False",
+    )
+  directory = epath.Path(model_dir)
+  matches = [_CHECKPOINT.match(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
+  return max((int(match[1]) for match in matches if match), default=start_step)
+
+
+def _wrong(kind: str, *, expected: object, got: object, fix: str) -> AnystepError:
+  return AnystepError(ExitCode.CONFIG, kind, expected=expected, got=got, fix=fix)

@@ -1,0 +1,270 @@
+"""Unit tables: the records of each unit, where units are not simply a cache's records (design section 6)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from anystep import names
+from anystep.cache import Cache
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import FileEntry, canonical_json, is_count
+
+TABLE_VERSION = 1
+_REMAKE = "remove the directory: the table is made anew, identically, when it is needed"
+
+
+class Members(NamedTuple):
+  """The records of some units, unit by unit.
+
+  Attributes:
+    counts: records of each unit, `(units,) int64`.
+    places: the records' places in the shard, ascending within a unit, `(records,) int64`.
+    lengths: tokens that they fill of each of the table's features, `(records, features) int64`.
+  """
+
+  counts: np.ndarray
+  places: np.ndarray
+  lengths: np.ndarray
+
+
+class UnitTable:
+  """The units of a task's cache under a packing policy, after what may drop examples or change lengths.
+
+  Made by `unit_surveys.make_unit_table`, found by `find_unit_table`. A shard's part is read and compared with
+  what was written, when one of its units is first asked for.
+
+  Attributes:
+    directory: where it lies.
+    sha256: names it: sha256 of its `units.json`.
+    made_for: what decides it: manifest, transforms, feature lengths, policy.
+    features: names of the features that are packed, the columns of `Members.lengths`, sorted.
+    num_examples: N, the cache's examples, kept or dropped.
+    real_tokens: by packed feature, tokens in all units together.
+    shard_units: R_s, `(S,) int64`. shard_records: records that are in some unit, `(S,) int64`.
+  """
+
+  def __init__(self, directory: epath.Path, content: bytes):
+    self.directory = directory
+    self.sha256 = hashlib.sha256(content).hexdigest()
+    document = json.loads(content)
+    self.made_for: Mapping[str, Any] = document["made_for"]
+    self.features: Sequence[str] = document["features"]
+    self.num_examples: int = document["num_examples"]
+    self.real_tokens: Mapping[str, int] = document["real_tokens"]
+    self._files = [FileEntry(**entry) for entry in document["files"]]
+    self.shard_units = np.array(document["shard_units"], np.int64)
+    self.shard_records = np.array([file.records for file in self._files], np.int64)
+    checks = {
+      "version": document["version"] == TABLE_VERSION,
+      "shard_units": self.shard_units.ndim == 1 and len(self.shard_units) == len(self._files),
+      "num_examples": is_count(self.num_examples),
+      "files": [file.name for file in self._files]
+      == [names.units_name(self.made_for["split"], k, len(self._files)) for k in range(len(self._files))],
+      "features": sorted(self.real_tokens) == list(self.features),
+      "shard_records": int(self.shard_records.sum()) <= self.num_examples,
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    if wrong:
+      raise ValueError(f"wrong or inconsistent {', '.join(wrong)}")
+    self._shards: dict[int, ShardUnits] = {}
+    self._lock = threading.Lock()
+
+  @property
+  def num_units(self) -> int:
+    """U: units per epoch."""
+    return int(self.shard_units.sum())
+
+  def fill(self, feature_lengths: Mapping[str, int]) -> dict[str, float]:
+    """By packed feature, the share of its rows' tokens that are real."""
+    return {name: self.real_tokens[name] / (feature_lengths[name] * self.num_units) for name in self.features}
+
+  def members(self, shard: int, places: np.ndarray) -> Members:
+    """The records of a shard's units.
+
+    Args:
+      shard: the shard.
+      places: the units' places in it, `(units,) int64`.
+
+    Raises:
+      AnystepError: 65 `file_missing`, `file_changed` where the table is not what was written.
+    """
+    own = self._shard(shard)
+    starts = own.starts[places].astype(np.int64)
+    counts = own.starts[places + 1] - starts
+    first = np.cumsum(counts) - counts
+    entries = np.arange(counts.sum()) + np.repeat(starts - first, counts)
+    return Members(counts, own.records[entries].astype(np.int64), own.lengths[entries].astype(np.int64))
+
+  def unit_of(self, shard: int, record: int) -> int | None:
+    """The place of the unit that has a record of the shard; None for a record that is dropped."""
+    own = self._shard(shard)
+    (entries,) = np.nonzero(own.records == record)
+    return int(np.searchsorted(own.starts, entries[0], side="right")) - 1 if len(entries) else None
+
+  def _shard(self, shard: int) -> ShardUnits:
+    with self._lock:
+      if shard not in self._shards:
+        file, num_units = self._files[shard], int(self.shard_units[shard])
+        self._shards[shard] = _read_shard(self.directory, file, num_units, len(self.features))
+      return self._shards[shard]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardUnits:
+  """A shard's part of a table: unit q has records[starts[q]:starts[q + 1]] and their rows of lengths.
+
+  Attributes:
+    starts: `(R_s + 1,)`. records: places in the shard, `(records,)`. lengths: `(records, features)`.
+  """
+
+  starts: np.ndarray
+  records: np.ndarray
+  lengths: np.ndarray
+
+  def to_bytes(self) -> bytes:
+    """The file: one array, `uint32`, of starts, records and lengths one after the other."""
+    joined = np.concatenate([self.starts, self.records, self.lengths.reshape(-1)]).astype(np.uint32)
+    file = io.BytesIO()
+    np.save(file, joined, allow_pickle=False)
+    return file.getvalue()
+
+
+def table_key(made_for: Mapping[str, Any]) -> str:
+  """The name of a table's directory: sha256 of what decides it."""
+  return hashlib.sha256(canonical_json(made_for).encode()).hexdigest()
+
+
+def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
+  """The table of that key, beside the cache or in the user's folder; None where there is none.
+
+  Raises:
+    AnystepError: 65 `unit_table_invalid`.
+  """
+  for root in _roots(cache):
+    path = root / key / names.UNIT_TABLE
+    if path.exists():
+      return _opened(path)
+  return None
+
+
+def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
+  """The table that a plan names by its sha256, whatever it was made for; None where there is none.
+
+  Raises:
+    AnystepError: 65 `unit_table_invalid`.
+  """
+  for root in _roots(cache):
+    for path in sorted(root.glob(f"*/{names.UNIT_TABLE}")) if root.exists() else []:
+      if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+        return _opened(path)
+  return None
+
+
+def write_unit_table(
+  cache: Cache, made_for: Mapping[str, Any], features: Sequence[str], shards: Iterable[ShardUnits]
+) -> UnitTable:
+  """Stores a table, shard by shard, beside the cache, or in the user's folder where that cannot be written.
+
+  Several processes may write the same table at once: each file appears whole, the header last.
+
+  Raises:
+    AnystepError: 73 `unit_table_write`.
+  """
+  m = cache.manifest
+  directory = _writable_directory(cache, table_key(made_for))
+  files, shard_units = [], []
+  real_tokens = np.zeros(len(features), np.int64)
+  for number, shard in enumerate(shards):
+    content = shard.to_bytes()
+    file = FileEntry.of(names.units_name(m.split, number, m.num_shards), len(shard.records), content)
+    _write_whole(directory / file.name, content)
+    files.append(dataclasses.asdict(file))
+    shard_units.append(len(shard.starts) - 1)
+    real_tokens += shard.lengths.sum(axis=0, dtype=np.int64)
+  header = {
+    "version": TABLE_VERSION,
+    "made_for": made_for,
+    "features": list(features),
+    "num_examples": m.num_examples,
+    "real_tokens": dict(zip(features, real_tokens.tolist(), strict=True)),
+    "shard_units": shard_units,
+    "files": files,
+  }
+  content = (canonical_json(header, indent=1) + "\n").encode()
+  _write_whole(directory / names.UNIT_TABLE, content)
+  return UnitTable(directory, content)
+
+
+def _writable_directory(cache: Cache, key: str) -> epath.Path:
+  tried = []
+  for root in _roots(cache):
+    try:
+      (root / key).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      tried.append(str(error))
+      continue
+    if _is_remote(root) or os.access(root / key, os.W_OK):
+      return root / key
+    tried.append(f"{root / key} cannot be written")
+  raise AnystepError(
+    ExitCode.CANNOT_CREATE,
+    "unit_table_write",
+    expected="a directory for the table, beside the cache or in the user's cache folder",
+    got="; ".join(tried),
+    fix="let one of them be written, or set XDG_CACHE_HOME",
+  )
+
+
+def _is_remote(path: epath.Path) -> bool:
+  return "://" in str(path)
+
+
+def _write_whole(path: epath.Path, content: bytes) -> None:
+  if _is_remote(path):
+    path.write_bytes(content)
+    return
+  partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+  partial.write_bytes(content)
+  partial.replace(path)
+
+
+def _roots(cache: Cache) -> Iterator[epath.Path]:
+  """Where tables of a cache lie, the first choice first."""
+  yield cache.directory / "units"
+  home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+  yield epath.Path(home) / "anystep" / "units"
+
+
+def _opened(path: epath.Path) -> UnitTable:
+  try:
+    return UnitTable(path.parent, path.read_bytes())
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
+    raise AnystepError(
+      ExitCode.DATA, "unit_table_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=_REMAKE
+    ) from error
+
+
+def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_features: int) -> ShardUnits:
+  path = directory / file.name
+  try:
+    content = path.read_bytes()
+  except FileNotFoundError as error:
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_REMAKE) from error
+  found = hashlib.sha256(content).hexdigest()
+  if found != file.sha256:
+    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=file.sha256, got=found, fix=_REMAKE)
+  # Local files are mapped: memory goes to what needs it more.
+  local = None if _is_remote(path) else np.load(path, mmap_mode="r", allow_pickle=False)
+  table = np.load(io.BytesIO(content), allow_pickle=False) if local is None else local
+  starts, records, lengths = np.split(table, [num_units + 1, num_units + 1 + file.records])
+  return ShardUnits(starts, records, lengths.reshape(file.records, num_features))
