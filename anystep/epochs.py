@@ -135,7 +135,7 @@ class UnitOrder:
     task = np.broadcast_to(task, turns.shape)
     blocks, within = np.divmod(turns, self._block_records[task])
     # What follows from the block is computed once for each: a shard's turns come block by block.
-    numbers = _numbered(epochs, task, shards, blocks)
+    numbers = numbered(epochs, task, shards, blocks)
     _, first, block_of = np.unique(numbers, return_index=True, return_inverse=True)
     task, epochs, shards, blocks = (column[first] for column in (task, epochs, shards, blocks))
     block_records, sizes = self._block_records[task], self.shard_sizes(task, shards)
@@ -175,10 +175,10 @@ class UnitOrder:
     return keys[0] if len(keys) == 1 else np.stack(keys, axis=1).take(pair_of, axis=1).T
 
 
-def _numbered(*columns: np.ndarray) -> np.ndarray:
+def numbered(*columns: np.ndarray) -> np.ndarray:
   """A number for each row of columns, `(rows,) int64` each, that only equal rows share.
 
-  >>> _numbered(np.array([7, 2**60, 7]), np.array([5, 2**60, 5]))
+  >>> numbered(np.array([7, 2**60, 7]), np.array([5, 2**60, 5]))
   array([0, 3, 0])
   """
   numbers = np.zeros_like(columns[0])

@@ -319,10 +319,7 @@ class Plan:
     Raises:
       AnystepError: 78 `data_ended` for a step after the last, `rows` for rows that a batch does not have.
     """
-    return self.located(*self.units(step, rows))
-
-  def located(self, task: np.ndarray, unit: np.ndarray, real: np.ndarray | None) -> BatchRows:
-    """Where units lie that `units` gave, of one step or several joined; zeros where they are padding."""
+    task, unit, real = self.units(step, rows)
     batch = BatchRows(task, unit, *self.unit_order.locate(task, unit))
     if real is None:
       return batch

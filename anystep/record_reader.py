@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import logging
 import threading
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anystep.cache import Cache
-from anystep.epochs import EpochPolicy, Turns
-from anystep.plan import Plan
+from anystep.epochs import EpochPolicy, Turns, numbered
+from anystep.plan import BatchRows, Plan
 from anystep.read_pool import held_bytes
 from anystep.unit_tables import Members
 
@@ -34,14 +33,14 @@ class UnitRecords(NamedTuple):
 
   Attributes:
     records: every record.
+    where: what each record is, with its place in its shard.
     counts: records of each unit, `(units,) int64`; None where each unit is a record.
-    places: the records' places in their shards, `(records,) int64`; None where they are the units'.
     lengths: tokens that the plan counts on, `(records, packed features) int64`; None without unit tables.
   """
 
   records: list[bytes]
+  where: BatchRows
   counts: np.ndarray | None = None
-  places: np.ndarray | None = None
   lengths: np.ndarray | None = None
 
 
@@ -56,19 +55,22 @@ class _Unit(NamedTuple):
 class _Window:
   """Units in the order of their turns, and how many of them nobody asked for yet.
 
-  Without unit tables a unit is a record's bytes.
+  Attributes:
+    units: `(units,)` objects: without unit tables, a unit is a record's bytes.
+    places: of the units in the shard, `(units,) int64`.
   """
 
-  __slots__ = ("left", "units")
+  __slots__ = ("left", "places", "units")
 
-  def __init__(self, units: Sequence[Any]):
+  def __init__(self, units: np.ndarray, places: np.ndarray):
     self.units = units
+    self.places = places
     self.left = len(units)
 
   @property
   def held_bytes(self) -> int:
     if isinstance(self.units[0], bytes):
-      return held_bytes(self.units)
+      return held_bytes(self.units.tolist())
     return held_bytes([record for unit in self.units for record in unit.records])
 
 
@@ -148,38 +150,52 @@ class RecordReader:
         self._see(k, turns, task)
       if new:
         self._choose_windows(new)
-      units = self._read_global(task, turns) if self._is_global else self._read_turns(task, turns)
+      units, places = (self._read_global if self._is_global else self._read_turns)(task, turns)
+    where = BatchRows(task, unit, turns.epochs, turns.shards, places)
     if not any(self._tables):
-      return UnitRecords(units)
+      return UnitRecords(units.tolist(), where)
+    counts = np.array([len(unit.records) for unit in units], np.int64)
     no_lengths = np.zeros((0, len(self.features)), np.int64)
     return UnitRecords(
       records=[record for unit in units for record in unit.records],
-      counts=np.array([len(unit.records) for unit in units], np.int64),
-      places=np.concatenate([np.zeros(0, np.int64), *(unit.places for unit in units)]),
+      where=BatchRows(*(np.repeat(column, counts) for column in where))._replace(
+        place=np.concatenate([np.zeros(0, np.int64), *(unit.places for unit in units)])
+      ),
+      counts=counts,
       lengths=np.concatenate([no_lengths, *(unit.lengths for unit in units)]),
     )
 
-  def _read_turns(self, task: np.ndarray, turns: Turns) -> list[Any]:
-    """Units by windows."""
+  def _read_turns(self, task: np.ndarray, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
+    """Units by windows, and their places, `(units,)` each."""
+    units, places = np.empty(len(task), object), np.empty(len(task), np.int64)
+    if not len(task):
+      return units, places
     start, stop = self._windows(task, turns)
-    keys = list(zip(task.tolist(), turns.epochs.tolist(), turns.shards.tolist(), start.tolist(), strict=True))
-    row_of = {key: row for row, key in enumerate(keys)}
-    windows = {key: self._pool.get((self._owner, key)) for key in row_of}
-    missing = [key for key, window in windows.items() if window is None]
+    within = turns.turns - start
+    columns = (task, turns.epochs, turns.shards, start)
+    _, first, window_of = np.unique(numbered(*columns), return_index=True, return_inverse=True)
+    keys: list[_WindowKey] = list(zip(*(column[first].tolist() for column in columns), strict=True))
+    windows = [self._pool.get((self._owner, key)) for key in keys]
+    missing = [k for k, window in enumerate(windows) if window is None]
     if missing:
-      windows |= self._read_windows(missing, [int(stop[row_of[key]]) for key in missing])
+      read = self._read_windows([keys[k] for k in missing], stop[first[missing]])
+      for k, window in zip(missing, read, strict=True):
+        windows[k] = window
     read_now = set(missing)
-    places = (turns.turns - start).tolist()
-    units = [windows[key].units[place] for key, place in zip(keys, places, strict=True)]
-    for key, count in collections.Counter(keys).items():
-      window = windows[key]
+    by_window = np.argsort(window_of, kind="stable")
+    begin = 0
+    for k, count in enumerate(np.bincount(window_of).tolist()):
+      window, rows = windows[k], by_window[begin : begin + count]
+      begin += count
+      own = within[rows]
+      units[rows], places[rows] = window.units[own], window.places[own]
       window.left -= count
       if window.left <= 0:
-        self._pool.drop((self._owner, key))
-      elif key in read_now:
+        self._pool.drop((self._owner, keys[k]))
+      elif k in read_now:
         # Not sooner: windows that one batch uses up would push out those that later ones need.
-        self._pool.hold((self._owner, key), window, window.held_bytes)
-    return units
+        self._pool.hold((self._owner, keys[k]), window, window.held_bytes)
+    return units, places
 
   def close(self) -> None:
     """Lets go of what is held."""
@@ -197,33 +213,35 @@ class RecordReader:
     stop = np.minimum(start + size, self._order.shard_sizes(task, turns.shards))
     return start, np.where(in_block, np.minimum(stop, block_start + block_records), stop)
 
-  def _read_windows(self, keys: list[_WindowKey], stops: list[int]) -> dict[_WindowKey, _Window]:
+  def _read_windows(self, keys: Sequence[_WindowKey], stops: np.ndarray) -> list[_Window]:
     """Reads windows from their files."""
-    task, epochs, shards, starts = (np.array(column, np.int64) for column in zip(*keys, strict=True))
-    sizes = np.array(stops) - starts
-    first = np.cumsum(sizes) - sizes
+    task, epochs, shards, starts = np.array(keys, np.int64).T
+    sizes = stops - starts
+    ends = np.cumsum(sizes)
     turns = Turns(
       np.repeat(epochs, sizes),
       np.repeat(shards, sizes),
-      np.arange(sizes.sum()) - np.repeat(first - starts, sizes),
+      np.arange(sizes.sum()) - np.repeat(ends - stops, sizes),
     )
     places = self._order.places(np.repeat(task, sizes), turns)
-    return {
-      key: _Window(self._read_units(key[0], key[2], places[begin:end]))
-      for key, begin, end in zip(keys, first.tolist(), (first + sizes).tolist(), strict=True)
-    }
+    windows = []
+    for key, begin, end in zip(keys, (ends - sizes).tolist(), ends.tolist(), strict=True):
+      own = places[begin:end]
+      windows.append(_Window(self._read_units(key[0], key[2], own), own))
+    return windows
 
-  def _read_units(self, k: int, shard: int, places: np.ndarray) -> list[Any]:
-    """Units of a shard, by the blocks that they are in."""
+  def _read_units(self, k: int, shard: int, places: np.ndarray) -> np.ndarray:
+    """Units of a shard, by the blocks that they are in: `(units,)` objects."""
     if not any(self._tables):
       blocks, within = np.divmod(places, self._block_records[k])
       read = self._read_blocks(k, shard, np.unique(blocks).tolist())
-      return [read[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+      if len(read) == 1:
+        return _objects(*read.values())[within]
+      return _objects([read[block][p] for block, p in zip(blocks.tolist(), within.tolist(), strict=True)])
     members = self._members(k, shard, places)
     blocks, within = np.divmod(members.places, self._block_records[k])
     parts = self._read_parts(k, shard, blocks)
-    records = [parts[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
-    return _units(records, members)
+    return _units([parts[b][p] for b, p in zip(blocks.tolist(), within.tolist(), strict=True)], members)
 
   def _members(self, k: int, shard: int, places: np.ndarray) -> Members:
     """What units of a shard consist of; lengths by the reader's features."""
@@ -242,9 +260,10 @@ class RecordReader:
     read = self._read_blocks(k, shard, [block for block, window in held.items() if window is None])
     parts = {}
     for block, count in zip(numbers, used, strict=True):
-      window, key = held[block] or _Window(read[block]), (self._owner, (k, shard, block))
+      key = (self._owner, (k, shard, block))
+      window = held[block] or _Window(_objects(read[block]), np.arange(0))
       window.left -= count
-      parts[block] = window.units
+      parts[block] = window.units.tolist()
       if window.left <= 0:
         self._pool.drop(key)
       elif held[block] is None:
@@ -256,8 +275,8 @@ class RecordReader:
     rest = [block for block in blocks if block not in read]
     return read | dict(zip(rest, self._caches[k].read_blocks(shard, rest), strict=True))
 
-  def _read_global(self, task: np.ndarray, turns: Turns) -> list[Any]:
-    """Units whose places follow no order."""
+  def _read_global(self, task: np.ndarray, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
+    """Units whose places follow no order, and their places, `(units,)` each."""
     places = self._order.places(task, turns)
     units = np.empty(len(task), object)
     for k in np.unique(task).tolist():
@@ -269,10 +288,8 @@ class RecordReader:
           records = self._read_held(k, shard, members.places)
         else:
           records = self._caches[k].read_single(shard, members.places.tolist())
-        units[rows] = np.fromiter(
-          _units(records, members) if any(self._tables) else records, object, len(rows)
-        )
-    return units.tolist()
+        units[rows] = _units(records, members) if any(self._tables) else _objects(records)
+    return units, places
 
   def _read_held(self, k: int, shard: int, places: np.ndarray) -> list[bytes]:
     """Records of blocks that are held from now on, as long as the pool has room."""
@@ -336,13 +353,19 @@ class RecordReader:
       )
 
 
-def _units(records: list[bytes], members: Members) -> list[_Unit]:
-  """Records, and what the table says of them, unit by unit."""
+def _units(records: list[bytes], members: Members) -> np.ndarray:
+  """Records, and what the table says of them, unit by unit: `(units,)` objects."""
   stops = np.cumsum(members.counts).tolist()
-  return [
-    _Unit(records[start:stop], members.places[start:stop], members.lengths[start:stop])
-    for start, stop in zip([0, *stops[:-1]], stops, strict=True)
-  ]
+  return _objects(
+    [
+      _Unit(records[start:stop], members.places[start:stop], members.lengths[start:stop])
+      for start, stop in zip([0, *stops[:-1]], stops, strict=True)
+    ]
+  )
+
+
+def _objects(items: Sequence[Any]) -> np.ndarray:
+  return np.fromiter(items, object, len(items))
 
 
 def _shared_out(total: float, needs: np.ndarray) -> np.ndarray:

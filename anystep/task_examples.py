@@ -1,4 +1,4 @@
-"""The examples of planned rows: read, parsed in batches, transformed task by task, and put in row order."""
+"""The examples of where rows: read, parsed in batches, transformed task by task, and put in row order."""
 
 from __future__ import annotations
 
@@ -53,8 +53,12 @@ class TaskExamples:
       self._parsers = [ExampleParser(features)] * len(self._caches)
     self._common: dict[str, Feature] | None = None
 
-  def read(self, planned: BatchRows) -> tuple[Batch, np.ndarray | None]:
-    """The examples of planned rows, none of them padding, in their order.
+  def read(self, task: np.ndarray, unit: np.ndarray) -> tuple[Batch, np.ndarray | None]:
+    """The examples of units, in their order.
+
+    Args:
+      task: places among the plan's task names, `(rows,)`.
+      unit: `(rows,)`.
 
     Returns:
       The examples, and how many each row has, `(rows,) int64`; None where rows are not packed.
@@ -63,22 +67,20 @@ class TaskExamples:
       AnystepError: 65 `record_invalid` for a damaged record, `record_length` for one that has not the length
         that its unit table says, and what transforms raise.
     """
-    read = self._reader.read(planned.task, planned.unit)
-    if read.counts is not None:
-      planned = BatchRows(*(np.repeat(column, read.counts) for column in planned))._replace(place=read.places)
-    batch = self._examples(read.records, planned)
+    read = self._reader.read(task, unit)
+    batch = self._examples(read.records, read.where)
     if self._plan.packing is PackingPolicy.NONE:
       return batch, None
-    self._check_lengths(batch, read, planned)
+    self._check_lengths(batch, read)
     return batch, read.counts
 
-  def _examples(self, records: list[bytes], planned: BatchRows) -> Batch:
+  def _examples(self, records: list[bytes], where: BatchRows) -> Batch:
     if not any(self._transforms):
-      return self._parse(0, records, planned)
+      return self._parse(0, records, where)
     parts, rows = [], []
-    for k in np.unique(planned.task).tolist():
-      own = np.nonzero(planned.task == k)[0]
-      columns = BatchRows(*(column[own] for column in planned))
+    for k in np.unique(where.task).tolist():
+      own = np.nonzero(where.task == k)[0]
+      columns = BatchRows(*(column[own] for column in where))
       parts.append(self._transformed(k, [records[row] for row in own.tolist()], columns))
       rows.append(own)
     if not parts:
@@ -88,7 +90,7 @@ class TaskExamples:
     common = self._common_of_transformed()
     return {name: _joined([part[name] for part in parts], rows, feature) for name, feature in common.items()}
 
-  def _check_lengths(self, batch: Batch, read: UnitRecords, planned: BatchRows) -> None:
+  def _check_lengths(self, batch: Batch, read: UnitRecords) -> None:
     """Stops where a record is not as long as the unit table says: its neighbours would not fit."""
     for column, name in enumerate(self._reader.features):
       feature = batch.get(name)
@@ -106,7 +108,7 @@ class TaskExamples:
             got=int(found[wrong[0]]),
             fix="start the run anew: what the examples go through after the cache has changed",
           ),
-          planned,
+          read.where,
           int(wrong[0]),
         )
 
@@ -114,35 +116,35 @@ class TaskExamples:
     """Lets go of what was read ahead."""
     self._reader.close()
 
-  def _transformed(self, k: int, records: list[bytes], planned: BatchRows) -> Batch:
-    batch = self._parse(k, records, planned)
+  def _transformed(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
+    batch = self._parse(k, records, where)
     transform = self._transforms[k]
     if transform is None:
       return batch
     manifest = self._caches[k].manifest
-    indices = self._caches[k].index_of(planned.shard, planned.place)
-    which = Records(planned.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
+    indices = self._caches[k].index_of(where.shard, where.place)
+    which = Records(where.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
     return transform(batch, which)
 
-  def _parse(self, k: int, records: list[bytes], planned: BatchRows) -> Batch:
+  def _parse(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
     try:
       return self._parsers[k](records)
     except AnystepError as error:
       row = error.fields.get("position")
       if isinstance(row, int):
-        self._located(error, planned, row)
+        self._located(error, where, row)
       raise
 
-  def _located(self, error: AnystepError, planned: BatchRows, row: int) -> AnystepError:
-    where = {name: int(column[row]) for name, column in planned._asdict().items()}
-    manifest = self._caches[where.pop("task")].manifest
-    error.add_note(f"in {manifest.task} {manifest.split}: {where}")
+  def _located(self, error: AnystepError, where: BatchRows, row: int) -> AnystepError:
+    row_of = {name: int(column[row]) for name, column in where._asdict().items()}
+    manifest = self._caches[row_of.pop("task")].manifest
+    error.add_note(f"in {manifest.task} {manifest.split}: {row_of}")
     return error
 
   def _first(self, k: int) -> Batch:
     """What becomes of a task's first example that is kept."""
     unit = np.zeros(1, np.int64)
-    where = self._plan.located(np.full(1, k), unit, None)
+    where = BatchRows(np.full(1, k), unit, *self._plan.unit_order.locate(k, unit))
     table = self._plan.unit_tables.get(self._names[k])
     if table is not None:
       where = where._replace(place=table.members(int(where.shard[0]), where.place).places[:1])

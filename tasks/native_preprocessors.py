@@ -1,4 +1,4 @@
-"""SeqIO's preprocessors that only trim or append an end token, on whole batches in numpy."""
+"""Preprocessors that trim, append an end token or corrupt spans, on whole batches without TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import seqio
 
 from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
+from anystep.tasks.preprocessors import _noise_counts, random_chunk, span_corruption, span_corruption_chunk
+from anystep.tasks.span_corruption import SpanCorruption, random_chunks
 
 # What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
 _MAPPED_CODE = seqio.preprocessors.truncate_inputs_left.__code__
@@ -25,17 +27,40 @@ class _Edit(NamedTuple):
   value: Any
 
 
+class _Draw(NamedTuple):
+  """A random preprocessor.
+
+  Attributes:
+    num_seeds: seed pairs that it is given.
+    made: the features that it makes.
+    run: makes them of a batch and of seeds, `(rows, num_seeds, 2) int64`.
+  """
+
+  num_seeds: int
+  made: Mapping[str, Feature]
+  run: Callable[[Batch, np.ndarray], Batch]
+
+
 class NativePreprocessors:
   """Preprocessors that are understood, with the results that SeqIO has and without TensorFlow.
 
   Made by `NativePreprocessors.of`.
 
   Attributes:
+    features: those of the preprocessed examples.
+    num_seeds: how many seed pairs each preprocessor asks for.
     appended_tokens: as that of `anystep.transforms.Transform`.
   """
 
-  def __init__(self, edits: Sequence[_Edit], appended_tokens: Mapping[str, int] | None):
-    self._edits = edits
+  def __init__(
+    self,
+    steps: Sequence[_Draw | Sequence[_Edit]],
+    features: Mapping[str, Feature],
+    appended_tokens: Mapping[str, int] | None,
+  ):
+    self._steps = steps
+    self.features = features
+    self.num_seeds = [step.num_seeds if isinstance(step, _Draw) else 0 for step in steps]
     self.appended_tokens = appended_tokens
 
   @classmethod
@@ -54,34 +79,48 @@ class NativePreprocessors:
       output_features: the task's.
       feature_lengths: what SeqIO calls `sequence_length`.
     """
-    edits: list[_Edit] = []
+    steps: list[_Draw | Sequence[_Edit]] = []
+    made = dict(features)
     for preprocessor in preprocessors:
-      own = _edits_of(preprocessor, features, output_features, feature_lengths)
-      if own is None or not all(_works(edit, features.get(edit.feature)) for edit in own):
+      step = _step_of(preprocessor, made, output_features, feature_lengths)
+      if isinstance(step, _Draw):
+        made.update(step.made)
+      elif step is None or not all(_works(edit, made.get(edit.feature)) for edit in step):
         return None
-      edits += own
-    return cls(edits, _appended_tokens(edits, features, feature_lengths))
+      steps.append(step)
+    edits = [edit for step in steps if not isinstance(step, _Draw) for edit in step]
+    is_random = any(isinstance(step, _Draw) for step in steps)
+    return cls(steps, made, None if is_random else _appended_tokens(edits, made, feature_lengths))
 
-  def __call__(self, batch: Batch) -> dict[str, Ragged | np.ndarray]:
-    """The preprocessed examples; what is not changed is not copied."""
-    edited = dict(batch)
-    for name, kind, value in self._edits:
-      feature = edited[name]
-      assert isinstance(feature, Ragged)
-      edited[name] = _appended(feature, value) if kind == "append" else _cut(feature, kind, value)
-    return edited
+  def __call__(self, batch: Batch, seeds: Mapping[str, np.ndarray]) -> dict[str, Ragged | np.ndarray]:
+    """The preprocessed examples; what is not changed is not copied.
+
+    Args:
+      batch: the examples.
+      seeds: by a random preprocessor's place, as text, its seed pairs: `(rows, pairs, 2) int64`.
+    """
+    result = dict(batch)
+    for place, step in enumerate(self._steps):
+      if isinstance(step, _Draw):
+        result.update(step.run(result, seeds[str(place)]))
+        continue
+      for name, kind, value in step:
+        feature = result[name]
+        assert isinstance(feature, Ragged)
+        result[name] = _appended(feature, value) if kind == "append" else _cut(feature, kind, value)
+    return result
 
 
-def _edits_of(
+def _step_of(
   preprocessor: Callable,
   features: Mapping[str, Feature],
   output_features: Mapping[str, seqio.Feature],
   feature_lengths: Mapping[str, int],
-) -> list[_Edit] | None:
+) -> _Draw | list[_Edit] | None:
   """What a preprocessor does, None where it is not known."""
   bound: dict[str, Any] = {}
   if isinstance(preprocessor, functools.partial):
-    if preprocessor.args or preprocessor.keywords.keys() - {"sequence_length", "output_features"}:
+    if preprocessor.args:
       return None
     bound = preprocessor.keywords
     preprocessor = preprocessor.func
@@ -90,6 +129,15 @@ def _edits_of(
   lengths = bound.get("sequence_length", feature_lengths)
   lengths = {} if lengths is None else lengths
   if not isinstance(outputs, Mapping) or not isinstance(lengths, Mapping):
+    return None
+  options = {
+    name: value for name, value in bound.items() if name not in ("sequence_length", "output_features")
+  }
+  if preprocessor is span_corruption and not options.keys() - {"noise_density", "mean_span_tokens"}:
+    return _span_corruption(features, outputs, lengths, **options)
+  if preprocessor is random_chunk and not options.keys() - {"feature"} and "output_features" not in bound:
+    return _random_chunk(features, lengths, **options)
+  if options:
     return None
   limited = [name for name in features if name in outputs and lengths.get(name) is not None]
   if any(type(lengths[name]) is not int for name in limited):
@@ -111,6 +159,67 @@ def _edits_of(
   if preprocessor is seqio.preprocessors.truncate_inputs_left and "output_features" not in bound:
     return [_Edit("inputs", "last", lengths["inputs"])] if "inputs" in lengths else []
   return None
+
+
+def _random_chunk(
+  features: Mapping[str, Feature], lengths: Mapping[str, int], *, feature: str = "targets"
+) -> _Draw | None:
+  chunked = features.get(feature)
+  length = lengths.get(feature)
+  if chunked is None or len(chunked.shape) != 1 or type(length) is not int or length < 0:
+    return None
+
+  def run(batch: Batch, seeds: np.ndarray) -> Batch:
+    sequences = batch[feature]
+    assert isinstance(sequences, Ragged)
+    return {feature: random_chunks(sequences, length, seeds)}
+
+  return _Draw(1, {feature: Feature(dtype=chunked.dtype, shape=(None,))}, run)
+
+
+def _span_corruption(
+  features: Mapping[str, Feature],
+  output_features: Mapping[str, seqio.Feature],
+  lengths: Mapping[str, int],
+  *,
+  noise_density: float = 0.15,
+  mean_span_tokens: float = 3.0,
+) -> _Draw | None:
+  """None also where the preprocessor itself has to say why it refuses.
+
+  Raises:
+    AnystepError: 78 `feature_length`, as the preprocessor does.
+  """
+  names = ("inputs", "targets")
+  corrupted = features.get("targets")
+  if corrupted is None or corrupted.dtype not in ("int32", "int64") or len(corrupted.shape) != 1:
+    return None
+  if any(name not in output_features or type(lengths.get(name)) is not int for name in names):
+    return None
+  if not all(isinstance(value, int | float) for value in (noise_density, mean_span_tokens)):
+    return None
+  # Outside these bounds there are more spans than corrupted tokens, or numbers that only TensorFlow knows.
+  if not (0 < noise_density < 1 <= mean_span_tokens):
+    return None
+  room = [lengths[name] - int(output_features[name].add_eos) for name in names]
+  chunk_tokens = span_corruption_chunk(*room, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
+  vocabulary = output_features["inputs"].vocabulary
+  num_spans = _noise_counts(chunk_tokens, noise_density, mean_span_tokens)[1]
+  if num_spans > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
+    return None
+  corruption = SpanCorruption(
+    chunk_tokens=chunk_tokens,
+    noise_density=noise_density,
+    mean_span_tokens=mean_span_tokens,
+    first_sentinel=vocabulary.vocab_size - 1,
+  )
+
+  def run(batch: Batch, seeds: np.ndarray) -> Batch:
+    targets = batch["targets"]
+    assert isinstance(targets, Ragged)
+    return dict(zip(names, corruption(targets, seeds), strict=True))
+
+  return _Draw(3, dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,))), run)
 
 
 def _works(edit: _Edit, feature: Feature | None) -> bool:

@@ -55,10 +55,11 @@ def map_seeds(
 class TaskReader(Transform):
   """A task's preprocessors after the cache: a `Transform` for `anystep.open_stream`.
 
-  Those that only trim or append end tokens run in numpy (`NativePreprocessors`). Any others run, all
-  together, in one tf.data graph that takes examples and their seeds as data, so that a draw is the same
-  wherever and beside whatever the record is read. The first block is run in several ways when the reader
-  is made, and what would not be a function of the record alone is refused.
+  Where all are understood (those that only trim or append end tokens, and this package's own random ones),
+  they run without TensorFlow (`NativePreprocessors`). Else they run, all together, in one tf.data graph that
+  takes examples and their seeds as data, so that a draw is the same wherever and beside whatever the record
+  is read. The first block is run in several ways when the reader is made, and what would not be a function
+  of the record alone is refused.
 
   Args:
     task: the registered task.
@@ -83,11 +84,14 @@ class TaskReader(Transform):
       self._preprocessors, features, task.output_features, feature_lengths
     )
     if self._native is not None:
+      self._num_seeds = self._native.num_seeds
+      self.is_random = any(self._num_seeds)
       self.appended_tokens = self._native.appended_tokens
-      validated(task, types.SimpleNamespace(element_spec=element_spec(features)))
+      validated(task, types.SimpleNamespace(element_spec=element_spec(self._native.features)))
       return
     self._graph = PreprocessorGraph(task, self._preprocessors, features, feature_lengths)
-    self.is_random = any(self._graph.num_seeds)
+    self._num_seeds = self._graph.num_seeds
+    self.is_random = any(self._num_seeds)
     self.may_drop = self._graph.may_drop[-1]
     self._check(cache)
     self._together = self._graph.together(len(self._preprocessors))
@@ -96,7 +100,7 @@ class TaskReader(Transform):
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """Runs the preprocessors on some examples, of which they drop none."""
     if self._native is not None:
-      return self._native(batch)
+      return self._native(batch, self._seeds(records))
     result = self._together(batch, self._seeds(records))
     found = {len(feature) for feature in result.values()}
     if found != {len(records.indices)}:
@@ -133,7 +137,7 @@ class TaskReader(Transform):
 
   def _seeds(self, records: Records, num_preprocessors: int | None = None) -> Seeds:
     """The seeds of the first preprocessors."""
-    counts = self._graph.num_seeds[:num_preprocessors]
+    counts = self._num_seeds[:num_preprocessors]
     return {
       str(p): map_seeds(records.task, records.split, records.seed, p, records, count)
       for p, count in enumerate(counts)

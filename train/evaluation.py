@@ -42,11 +42,11 @@ def evaluate(
   with data.open_stream() as stream, progress:
     for step in range(plan.num_steps):
       planned = plan.batch(step)
+      real = planned.task != PADDING_TASK
       features, _ = stream.examples(planned)
-      batch = stream.convert(features, planned)
+      batch = stream.convert(features, real)
       local = {name: array[rows] for name, array in batch.items()}
       scored = score(params, global_batch(local, sharding, rows, config.batch_size))
-      real = planned.task != PADDING_TASK
       weights = batch["decoder_loss_weights"][real] > 0
       predictions = np.asarray(scored["predictions"])[real]
       correct = weights & (predictions == batch["decoder_target_tokens"][real])

@@ -43,8 +43,7 @@ def anystep_reader(
     task: the task whose preprocessors after the cache run; none do by default.
     epoch: the only epoch that is read; later ones are reshuffled.
   """
-  import anystep
-
+  anystep = _anystep()
   registered = None if task is None else task(data_set)
   if registered is not None:
     from anystep.tasks.reading import TaskReader
@@ -85,8 +84,7 @@ class MixtureOfCaches:
   """
 
   def __init__(self, data_set: DataSet):
-    import anystep
-
+    anystep = _anystep()
     self._data_set = data_set
     root = data_set.directory / "mixture"
     caches = [anystep.open_cache(root, task, SPLIT) for task in MIXTURE_TASKS]
@@ -106,11 +104,9 @@ class MixtureOfCaches:
 
   def expected(self) -> Iterator[Rows]:
     """The rows of the first pass, each task's read from the cache that all tasks are copies of."""
-    import anystep
-
     taken = np.bincount(np.concatenate([self._plan.batch(step).task for step in range(self._pass_steps)]))
     examples = self._data_set.cache().read(np.arange(taken.max()))
-    rows = anystep.PassThroughConverter()(examples, FEATURE_LENGTHS)
+    rows = _anystep().PassThroughConverter()(examples, FEATURE_LENGTHS)
     for num_examples in taken.tolist():
       yield Rows(rows["inputs"][:num_examples], rows["targets"][:num_examples])
 
@@ -187,16 +183,16 @@ def tf_data(data_set: DataSet, *, files: str) -> Opener:
       lambda path: tf.data.TFRecordDataset(path).batch(BATCH_SIZE), num_parallel_calls=tf.data.AUTOTUNE
     ).rebatch(BATCH_SIZE)
 
-  def parse(records: tf.Tensor) -> tuple[tf.Tensor, ...]:
+  def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
     parsed = tf.io.parse_example(records, description)
-    return tuple(
-      tf.cast(parsed[name], tf.int32).to_tensor(shape=[None, length])
+    return {
+      name: tf.cast(parsed[name], tf.int32).to_tensor(shape=[None, length])
       for name, length in FEATURE_LENGTHS.items()
-    )
+    }
 
   def batches() -> Batches:
     dataset = batches_of_records().map(parse, num_parallel_calls=tf.data.AUTOTUNE)
-    yield from map(Rows._make, dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
+    yield from map(Rows.of, dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
 
   return batches
 
@@ -269,8 +265,7 @@ def grain_examples(data_set: DataSet, *, threads: int = 0, workers: int = 0, pac
 
 def anystep_from_step(data_set: DataSet) -> Callable[[int], Batches]:
   """This library's batches from a step on, of a plan without end."""
-  import anystep
-
+  anystep = _anystep()
   plan = anystep.Plan.start(data_set.cache(), batch_size=BATCH_SIZE, feature_lengths=FEATURE_LENGTHS)
 
   def batches(step: int) -> Batches:
@@ -295,6 +290,15 @@ def grain_from_step(data_set: DataSet) -> Callable[[int], Batches]:
     yield from _closed(iterator)
 
   return batches
+
+
+def _anystep() -> Any:
+  """The module, and numba, which it imports when it first parses: both count as imports."""
+  import numba  # noqa: F401
+
+  import anystep
+
+  return anystep
 
 
 def grain_source(data_set: DataSet, files: str) -> Any:
