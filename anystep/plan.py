@@ -572,11 +572,9 @@ class Plan:
       )
       for segment in document.pop("segments")
     )
-    policies = {
-      "packing": PackingPolicy(document.pop("packing")),
-      "epoch_policy": EpochPolicy(document.pop("epoch_policy")),
-    }
-    return cls(**document, **policies, tasks=tasks, segments=segments)
+    packing = PackingPolicy(document.pop("packing"))
+    epoch_policy = EpochPolicy(document.pop("epoch_policy"))
+    return cls(**document, packing=packing, epoch_policy=epoch_policy, tasks=tasks, segments=segments)
 
 
 def _segment(

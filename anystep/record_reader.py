@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, Turns, numbered
 from anystep.plan import BatchRows, Plan
 from anystep.read_pool import held_bytes
-from anystep.unit_tables import Members
+from anystep.unit_tables import Members, ranges
 
 _log = logging.getLogger("anystep")
 _owners = itertools.count()
@@ -26,6 +26,7 @@ _MAX_BLOCKS_AHEAD = 16
 
 
 _WindowKey = tuple[int, int, int, int]  # task, epoch, shard, first turn
+_NONE = np.zeros(0, np.int64)
 
 
 class UnitRecords(NamedTuple):
@@ -44,34 +45,36 @@ class UnitRecords(NamedTuple):
   lengths: np.ndarray | None = None
 
 
-class _Unit(NamedTuple):
-  """A unit of a plan that has unit tables: its records, their places and lengths."""
-
-  records: list[bytes]
-  places: np.ndarray
-  lengths: np.ndarray
-
-
 class _Window:
   """Units in the order of their turns, and how many of them nobody asked for yet.
 
   Attributes:
-    units: `(units,)` objects: without unit tables, a unit is a record's bytes.
-    places: of the units in the shard, `(units,) int64`.
+    records: of all units, `(records,)` objects.
+    members: what the units consist of; None without unit tables, where each is a record.
+    places: of the records in the shard, `(records,) int64`.
   """
 
-  __slots__ = ("left", "places", "units")
+  __slots__ = ("left", "members", "places", "records", "starts")
 
-  def __init__(self, units: np.ndarray, places: np.ndarray):
-    self.units = units
+  def __init__(self, records: np.ndarray, places: np.ndarray, members: Members | None = None):
+    self.records = records
     self.places = places
-    self.left = len(units)
+    self.members = members
+    self.left = len(records) if members is None else len(members.counts)
+    if members is not None:
+      self.starts = np.cumsum(members.counts) - members.counts
+
+  def entries(self, units: np.ndarray) -> np.ndarray:
+    """Which of the records are those of some units, unit by unit."""
+    return units if self.members is None else ranges(self.starts[units], self.members.counts[units])
 
   @property
   def held_bytes(self) -> int:
-    if isinstance(self.units[0], bytes):
-      return held_bytes(self.units.tolist())
-    return held_bytes([record for unit in self.units for record in unit.records])
+    return held_bytes(self.records.tolist())
+
+
+# Rows of a batch, where their units are, and which of the units there they are.
+_Part = tuple[np.ndarray, _Window, np.ndarray]
 
 
 class RecordReader:
@@ -150,26 +153,39 @@ class RecordReader:
         self._see(k, turns, task)
       if new:
         self._choose_windows(new)
-      units, places = (self._read_global if self._is_global else self._read_turns)(task, turns)
-    where = BatchRows(task, unit, turns.epochs, turns.shards, places)
-    if not any(self._tables):
-      return UnitRecords(units.tolist(), where)
-    counts = np.array([len(unit.records) for unit in units], np.int64)
-    no_lengths = np.zeros((0, len(self.features)), np.int64)
+      parts = list((self._read_global if self._is_global else self._read_turns)(task, turns))
+    rows, windows, units = zip(*parts, strict=True) if parts else ((), (), ())
+    entries = [window.entries(own) for window, own in zip(windows, units, strict=True)]
+    order, counts = np.concatenate([_NONE, *rows]), None
+    if any(self._tables):
+      of_units = np.concatenate(
+        [_NONE, *(w.members.counts[own] for w, own in zip(windows, units, strict=True))]
+      )
+      counts = np.empty_like(of_units)
+      counts[order] = of_units
+      order = np.repeat(order, of_units)
+    order = np.argsort(order, kind="stable")
+
+    def joined(empty: np.ndarray, columns: Iterable[np.ndarray]) -> np.ndarray:
+      taken = [column[own] for column, own in zip(columns, entries, strict=True)]
+      return np.concatenate([empty, *taken])[order]
+
+    where = BatchRows(task, unit, turns.epochs, turns.shards, turns.turns)
+    if counts is not None:
+      where = BatchRows(*(np.repeat(column, counts) for column in where))
     return UnitRecords(
-      records=[record for unit in units for record in unit.records],
-      where=BatchRows(*(np.repeat(column, counts) for column in where))._replace(
-        place=np.concatenate([np.zeros(0, np.int64), *(unit.places for unit in units)])
-      ),
+      records=joined(_NONE.astype(object), (window.records for window in windows)).tolist(),
+      where=where._replace(place=joined(_NONE, (window.places for window in windows))),
       counts=counts,
-      lengths=np.concatenate([no_lengths, *(unit.lengths for unit in units)]),
+      lengths=None
+      if counts is None
+      else joined(np.zeros((0, len(self.features)), np.int64), (w.members.lengths for w in windows)),
     )
 
-  def _read_turns(self, task: np.ndarray, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
-    """Units by windows, and their places, `(units,)` each."""
-    units, places = np.empty(len(task), object), np.empty(len(task), np.int64)
+  def _read_turns(self, task: np.ndarray, turns: Turns) -> Iterator[_Part]:
+    """Units by windows."""
     if not len(task):
-      return units, places
+      return
     start, stop = self._windows(task, turns)
     within = turns.turns - start
     columns = (task, turns.epochs, turns.shards, start)
@@ -187,15 +203,13 @@ class RecordReader:
     for k, count in enumerate(np.bincount(window_of).tolist()):
       window, rows = windows[k], by_window[begin : begin + count]
       begin += count
-      own = within[rows]
-      units[rows], places[rows] = window.units[own], window.places[own]
+      yield rows, window, within[rows]
       window.left -= count
       if window.left <= 0:
         self._pool.drop((self._owner, keys[k]))
       elif k in read_now:
         # Not sooner: windows that one batch uses up would push out those that later ones need.
         self._pool.hold((self._owner, keys[k]), window, window.held_bytes)
-    return units, places
 
   def close(self) -> None:
     """Lets go of what is held."""
@@ -226,25 +240,30 @@ class RecordReader:
     places = self._order.places(np.repeat(task, sizes), turns)
     windows = []
     for key, begin, end in zip(keys, (ends - sizes).tolist(), ends.tolist(), strict=True):
-      own = places[begin:end]
-      windows.append(_Window(self._read_units(key[0], key[2], own), own))
+      windows.append(self._read_window(key[0], key[2], places[begin:end]))
     return windows
 
-  def _read_units(self, k: int, shard: int, places: np.ndarray) -> np.ndarray:
-    """Units of a shard, by the blocks that they are in: `(units,)` objects."""
-    if not any(self._tables):
-      blocks, within = np.divmod(places, self._block_records[k])
-      read = self._read_blocks(k, shard, np.unique(blocks).tolist())
-      if len(read) == 1:
-        return _objects(*read.values())[within]
-      return _objects([read[block][p] for block, p in zip(blocks.tolist(), within.tolist(), strict=True)])
+  def _read_window(self, k: int, shard: int, places: np.ndarray) -> _Window:
+    """Units of a shard, by the blocks that they are in."""
     members = self._members(k, shard, places)
-    blocks, within = np.divmod(members.places, self._block_records[k])
-    parts = self._read_parts(k, shard, blocks)
-    return _units([parts[b][p] for b, p in zip(blocks.tolist(), within.tolist(), strict=True)], members)
+    if members is not None:
+      places = members.places
+    blocks, within = np.divmod(places, self._block_records[k])
+    first = int(blocks[0])
+    if members is None and (blocks == first).all():
+      (records,) = self._read_blocks(k, shard, [first]).values()
+      return _Window(_objects(records)[within], places)
+    if members is None:
+      read = self._read_blocks(k, shard, np.unique(blocks).tolist())
+    else:
+      read = self._read_parts(k, shard, blocks)
+    records = [read[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+    return _Window(_objects(records), places, members)
 
-  def _members(self, k: int, shard: int, places: np.ndarray) -> Members:
-    """What units of a shard consist of; lengths by the reader's features."""
+  def _members(self, k: int, shard: int, places: np.ndarray) -> Members | None:
+    """What units of a shard consist of, lengths by the reader's features; None without unit tables."""
+    if not any(self._tables):
+      return None
     table = self._tables[k]
     if table is None:
       return Members(np.ones_like(places), places, np.zeros((len(places), len(self.features)), np.int64))
@@ -255,41 +274,41 @@ class RecordReader:
 
   def _read_parts(self, k: int, shard: int, blocks: np.ndarray) -> dict[int, list[bytes]]:
     """The blocks of some records; those with records that were not yet asked for are held."""
-    numbers, used = (column.tolist() for column in np.unique(blocks, return_counts=True))
-    held = {block: self._pool.get((self._owner, (k, shard, block))) for block in numbers}
+    numbers, used = np.unique(blocks, return_counts=True)
+    held = {block: self._pool.get((self._owner, (k, shard, block))) for block in numbers.tolist()}
     read = self._read_blocks(k, shard, [block for block, window in held.items() if window is None])
     parts = {}
-    for block, count in zip(numbers, used, strict=True):
+    for block, count in zip(numbers.tolist(), used.tolist(), strict=True):
       key = (self._owner, (k, shard, block))
-      window = held[block] or _Window(_objects(read[block]), np.arange(0))
+      window = held[block] or _Window(_objects(read[block]), numbers)
       window.left -= count
-      parts[block] = window.units.tolist()
+      parts[block] = window.records.tolist()
       if window.left <= 0:
         self._pool.drop(key)
       elif held[block] is None:
         self._pool.hold(key, window, window.held_bytes)
     return parts
 
-  def _read_blocks(self, k: int, shard: int, blocks: list[int]) -> dict[int, list[bytes]]:
-    read = {b: self._first_blocks.pop((k, shard, b)) for b in blocks if (k, shard, b) in self._first_blocks}
-    rest = [block for block in blocks if block not in read]
+  def _read_blocks(self, k: int, shard: int, blocks: Iterable[int]) -> dict[int, list[bytes]]:
+    wanted = [(k, shard, block) for block in blocks]
+    read = {key[2]: self._first_blocks.pop(key) for key in wanted if key in self._first_blocks}
+    rest = [block for _, _, block in wanted if block not in read]
     return read | dict(zip(rest, self._caches[k].read_blocks(shard, rest), strict=True))
 
-  def _read_global(self, task: np.ndarray, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
-    """Units whose places follow no order, and their places, `(units,)` each."""
+  def _read_global(self, task: np.ndarray, turns: Turns) -> Iterator[_Part]:
+    """Units whose places follow no order, by shards."""
     places = self._order.places(task, turns)
-    units = np.empty(len(task), object)
     for k in np.unique(task).tolist():
       own = np.nonzero(task == k)[0]
       for shard in np.unique(turns.shards[own]).tolist():
         rows = own[turns.shards[own] == shard]
         members = self._members(k, shard, places[rows])
+        wanted = places[rows] if members is None else members.places
         if self._window_turns[k] > 1:
-          records = self._read_held(k, shard, members.places)
+          records = self._read_held(k, shard, wanted)
         else:
-          records = self._caches[k].read_single(shard, members.places.tolist())
-        units[rows] = _units(records, members) if any(self._tables) else _objects(records)
-    return units, places
+          records = self._caches[k].read_single(shard, wanted.tolist())
+        yield rows, _Window(_objects(records), wanted, members), np.arange(len(rows))
 
   def _read_held(self, k: int, shard: int, places: np.ndarray) -> list[bytes]:
     """Records of blocks that are held from now on, as long as the pool has room."""
@@ -309,7 +328,8 @@ class RecordReader:
     row = np.nonzero(task == k)[0][:1]
     places = self._order.places(k, Turns(*(column[row] for column in turns)))
     shard = int(turns.shards[row[0]])
-    number = int(self._members(k, shard, places).places[0]) // int(self._block_records[k])
+    members = self._members(k, shard, places)
+    number = int((places if members is None else members.places)[0]) // int(self._block_records[k])
     (block,) = self._caches[k].read_blocks(shard, [number])
     self._first_blocks[k, shard, number] = block
     self._record_bytes[k] = held_bytes(block) / len(block)
@@ -351,17 +371,6 @@ class RecordReader:
         self._pool.budget_bytes,
         readings,
       )
-
-
-def _units(records: list[bytes], members: Members) -> np.ndarray:
-  """Records, and what the table says of them, unit by unit: `(units,)` objects."""
-  stops = np.cumsum(members.counts).tolist()
-  return _objects(
-    [
-      _Unit(records[start:stop], members.places[start:stop], members.lengths[start:stop])
-      for start, stop in zip([0, *stops[:-1]], stops, strict=True)
-    ]
-  )
 
 
 def _objects(items: Sequence[Any]) -> np.ndarray:

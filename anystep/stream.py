@@ -15,17 +15,19 @@ from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
+from anystep.memory import keep_freed_memory
 from anystep.plan import PADDING_TASK, BatchRows, Plan, Transforms, checked_rows
+from anystep.record_reader import UnitRecords
 from anystep.task_examples import TaskExamples
 from anystep.transforms import Transform, as_transform
 
 __all__ = ["Stream", "find_cache", "open_stream"]
 
 STATE_VERSION = 1
-# Reading holds Python's lock, parsing does not: one thread reads while another parses.
-_THREADS = 2
+# One thread reads, step after step, others parse, transform and convert what it read.
+_PARSING_THREADS = 2
 # Rows that are read and parsed at a time ahead of need: 1,024 cost a quarter less each than 256.
-_ROWS_AT_A_TIME = 512
+_ROWS_AT_A_TIME = 1024
 
 
 def open_stream(
@@ -35,7 +37,7 @@ def open_stream(
   rows: slice | Iterable[int] | tuple[int, int] = slice(None),
   feature_converter: FeatureConverter | None = None,
   transforms: Transforms | None = None,
-  prefetch_batches: int = 8,
+  prefetch_batches: int = 16,
 ) -> Stream:
   """Opens the batches of a plan.
 
@@ -121,16 +123,19 @@ class Stream(Iterator[Rows]):
     transforms: Mapping[str, Transform],
     prefetch_batches: int,
   ):
+    keep_freed_memory()
     self.plan = plan
     self.step = 0
     self._rows = rows
     self._feature_converter = feature_converter
     self._examples = TaskExamples(plan, caches, transforms, shards_touched=_shards_touched(plan, rows))
     self._prefetch_batches = prefetch_batches
-    self._pending: collections.deque[concurrent.futures.Future[list[Rows]]] = collections.deque()
+    # Of steps that are made together, the reading and what follows from it.
+    self._pending: collections.deque[tuple[concurrent.futures.Future, concurrent.futures.Future]]
+    self._pending = collections.deque()
     self._ready: collections.deque[Rows] = collections.deque()
     self._submitted_step = 0
-    self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+    self._executors: list[concurrent.futures.ThreadPoolExecutor] = []
 
   def __next__(self) -> Rows:
     num_steps = self.plan.num_steps
@@ -144,7 +149,7 @@ class Stream(Iterator[Rows]):
   def _next_prefetched(self, num_steps: int | None) -> Rows:
     self._submit(num_steps)
     if not self._ready:
-      future = self._pending.popleft()
+      _, future = self._pending.popleft()
       try:
         self._ready.extend(future.result())
       except BaseException as error:
@@ -159,10 +164,14 @@ class Stream(Iterator[Rows]):
 
   def _submit(self, num_steps: int | None) -> None:
     """Has batches made ahead, several at a time once the first is on its way."""
-    if self._executor is None:
-      self._executor = concurrent.futures.ThreadPoolExecutor(
-        min(_THREADS, self._prefetch_batches), thread_name_prefix="anystep-stream"
-      )
+    if not self._executors:
+      self._executors = [
+        concurrent.futures.ThreadPoolExecutor(
+          min(threads, self._prefetch_batches), thread_name_prefix="anystep-stream"
+        )
+        for threads in (1, _PARSING_THREADS)
+      ]
+    reading, parsing = self._executors
     stop = self.step + self._prefetch_batches + 1
     if num_steps is not None:
       stop = min(stop, num_steps)
@@ -174,7 +183,8 @@ class Stream(Iterator[Rows]):
         if self._submitted_step + size > stop and stop != num_steps:
           return
       steps = range(self._submitted_step, min(self._submitted_step + size, stop))
-      self._pending.append(self._executor.submit(self._make, steps))
+      read = reading.submit(self._read, steps)
+      self._pending.append((read, parsing.submit(lambda read=read: self._converted(*read.result()))))
       self._submitted_step = steps.stop
 
   def batch(self, step: int) -> Rows:
@@ -184,18 +194,28 @@ class Stream(Iterator[Rows]):
 
   def _make(self, steps: range) -> list[Rows]:
     """The batches of some steps, read and parsed together."""
+    return self._converted(*self._read(steps))
+
+  def _read(self, steps: range) -> tuple[list[np.ndarray], UnitRecords]:
+    """Which rows of some steps are no padding, `(rows,) bool` each, and the records of those."""
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
     real = [np.ones(len(task), bool) if known is None else known for task, _, known in units]
     all_real = np.concatenate(real)
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
-    examples, counts = self._examples.read(task, unit)
-    row_stops = np.cumsum([np.count_nonzero(own) for own in real])
-    own_counts = [None] * len(units) if counts is None else np.split(counts, row_stops[:-1])
-    example_stops = row_stops if counts is None else np.cumsum([own.sum() for own in own_counts])
+    return real, self._examples.read(task, unit)
+
+  def _converted(self, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
+    """The batches that records were read for."""
+    examples, counts = self._examples.examples(read)
+    example_stops = row_stops = np.cumsum([np.count_nonzero(own) for own in real])
+    own_counts: Sequence[np.ndarray | None] = [None] * len(real)
+    if counts is not None:
+      own_counts = np.split(counts, row_stops[:-1])
+      example_stops = np.append(0, np.cumsum(counts))[row_stops]
     parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
     return [
       self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k])
-      for k in range(len(units))
+      for k in range(len(real))
     ]
 
   def rows_at(self, step: int) -> np.ndarray:
@@ -209,7 +229,7 @@ class Stream(Iterator[Rows]):
       The examples, and how many each row has, `(real rows,) int64`; None where rows are not packed.
     """
     real = planned.task != PADDING_TASK
-    return self._examples.read(planned.task[real], planned.unit[real])
+    return self._examples.examples(self._examples.read(planned.task[real], planned.unit[real]))
 
   def convert(self, examples: Batch, real: np.ndarray, counts: np.ndarray | None = None) -> Rows:
     """The model's features of rows, with zeros in those that are not real.
@@ -223,8 +243,9 @@ class Stream(Iterator[Rows]):
 
   def seek(self, step: int) -> None:
     """Makes `step` the next one."""
-    for future in self._pending:
-      future.cancel()
+    for futures in self._pending:
+      for future in futures:
+        future.cancel()
     self._pending.clear()
     self._ready.clear()
     self.step = self._submitted_step = step
@@ -254,9 +275,9 @@ class Stream(Iterator[Rows]):
   def close(self) -> None:
     """Stops the background threads and lets go of what was read ahead; `next` would start anew."""
     self.seek(self.step)
-    if self._executor is not None:
-      self._executor.shutdown(wait=True)
-      self._executor = None
+    for executor in self._executors:
+      executor.shutdown(wait=True)
+    self._executors = []
     self._examples.close()
 
   def __enter__(self) -> Stream:

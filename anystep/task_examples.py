@@ -53,12 +53,12 @@ class TaskExamples:
       self._parsers = [ExampleParser(features)] * len(self._caches)
     self._common: dict[str, Feature] | None = None
 
-  def read(self, task: np.ndarray, unit: np.ndarray) -> tuple[Batch, np.ndarray | None]:
-    """The examples of units, in their order.
+  def read(self, task: np.ndarray, unit: np.ndarray) -> UnitRecords:
+    """The records of units, in their order; see `RecordReader.read`."""
+    return self._reader.read(task, unit)
 
-    Args:
-      task: places among the plan's task names, `(rows,)`.
-      unit: `(rows,)`.
+  def examples(self, read: UnitRecords) -> tuple[Batch, np.ndarray | None]:
+    """The examples of records that were read, in their order.
 
     Returns:
       The examples, and how many each row has, `(rows,) int64`; None where rows are not packed.
@@ -67,7 +67,6 @@ class TaskExamples:
       AnystepError: 65 `record_invalid` for a damaged record, `record_length` for one that has not the length
         that its unit table says, and what transforms raise.
     """
-    read = self._reader.read(task, unit)
     batch = self._examples(read.records, read.where)
     if self._plan.packing is PackingPolicy.NONE:
       return batch, None

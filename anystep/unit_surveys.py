@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,10 @@ class _Survey:
 
   def _shard(self, shard: int) -> ShardUnits:
     if self._appended is None:
-      parts = [(places, self._lengths(batch, len(places))) for batch, places in self._chunks(shard)]
+      parts = [
+        (places, self._cut_lengths(batch, self.features, len(places)))
+        for batch, places in self._chunks(shard)
+      ]
       nothing = np.zeros(0, np.int64), np.zeros((0, len(self.features)), np.int64)
       kept, lengths = (np.concatenate(column) for column in zip(nothing, *parts, strict=True))
     else:
@@ -203,12 +206,7 @@ class _Survey:
     same = np.array_equal(kept, other_kept)
     if same and self._packing is not PackingPolicy.NONE:
       names = [name for name in self._feature_lengths if isinstance(batch.get(name), Ragged)]
-      same = all(
-        np.array_equal(
-          *(np.minimum(b[name].lengths, self._feature_lengths[name]) for b in (batch, other_batch))
-        )
-        for name in names
-      )
+      same = np.array_equal(*(self._cut_lengths(b, names, len(kept)) for b in (batch, other_batch)))
     if not same:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -219,9 +217,12 @@ class _Survey:
         fix="cache the task with --cache_at=end, or let no draw decide lengths or what is dropped",
       )
 
-  def _lengths(self, batch: Batch, num_records: int) -> np.ndarray:
-    """`(records, features)`, cut to the feature lengths."""
-    lengths = np.zeros((num_records, len(self.features)), np.int64)
-    for column, name in enumerate(self.features if num_records else []):
-      lengths[:, column] = np.minimum(batch[name].lengths, self._limits[column])
+  def _cut_lengths(self, batch: Batch, names: Sequence[str], num_records: int) -> np.ndarray:
+    """Lengths of sequences as far as rows hold them, `(records, names) int64`."""
+    lengths = np.zeros((num_records, len(names)), np.int64)
+    # Of no examples a transform may make no features.
+    for column, name in enumerate(names if num_records else []):
+      feature = batch[name]
+      assert isinstance(feature, Ragged)
+      lengths[:, column] = np.minimum(feature.lengths, self._feature_lengths[name])
     return lengths

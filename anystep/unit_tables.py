@@ -101,8 +101,7 @@ class UnitTable:
     own = self._shard(shard)
     starts = own.starts[places].astype(np.int64)
     counts = own.starts[places + 1] - starts
-    first = np.cumsum(counts) - counts
-    entries = np.arange(counts.sum()) + np.repeat(starts - first, counts)
+    entries = ranges(starts, counts)
     return Members(counts, own.records[entries].astype(np.int64), own.lengths[entries].astype(np.int64))
 
   def unit_of(self, shard: int, record: int) -> int | None:
@@ -117,6 +116,16 @@ class UnitTable:
         file, num_units = self._files[shard], int(self.shard_units[shard])
         self._shards[shard] = _read_shard(self.directory, file, num_units, len(self.features))
       return self._shards[shard]
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """The numbers of several ranges, one after the other: `(sum of counts,) int64`.
+
+  >>> ranges(np.array([7, 2]), np.array([1, 3]))
+  array([7, 2, 3, 4])
+  """
+  first = np.cumsum(counts) - counts
+  return np.arange(counts.sum()) + np.repeat(starts - first, counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,7 +273,9 @@ def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_feat
   if found != file.sha256:
     raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=file.sha256, got=found, fix=_REMAKE)
   # Local files are mapped: memory goes to what needs it more.
-  local = None if _is_remote(path) else np.load(path, mmap_mode="r", allow_pickle=False)
-  table = np.load(io.BytesIO(content), allow_pickle=False) if local is None else local
+  if _is_remote(path):
+    table = np.load(io.BytesIO(content), allow_pickle=False)
+  else:
+    table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
   starts, records, lengths = np.split(table, [num_units + 1, num_units + 1 + file.records])
   return ShardUnits(starts, records, lengths.reshape(file.records, num_features))

@@ -64,8 +64,8 @@ def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) 
   print_table("Plan", ("field", "value"), rows, left=("value",))
   names = ("num_units", "num_shards", "block_records", "layout", "unit_table")
   rows = [(name, *(task[field] or "" for field in names)) for name, task in whole["tasks"].items()]
-  header = ("task", "units (U)", "shards (S)", "block records", "layout", "unit table")
-  print_table("Tasks", header, rows, left=("unit table",))
+  titles = ("task", "units (U)", "shards (S)", "block records", "layout", "unit table")
+  print_table("Tasks", titles, rows, left=("unit table",))
   rows = []
   for segment in segments:
     own, reason = [segment[name] for name in ("start_step", "batch_size", "lanes")], segment["reason"]

@@ -12,8 +12,8 @@ import seqio
 
 from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
-from anystep.tasks.preprocessors import _noise_counts, random_chunk, span_corruption, span_corruption_chunk
-from anystep.tasks.span_corruption import SpanCorruption, random_chunks
+from anystep.tasks.preprocessors import random_chunk, span_corruption, span_corruption_chunk
+from anystep.tasks.span_corruption import corrupted_spans, noise_counts, random_chunks
 
 # What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
 _MAPPED_CODE = seqio.preprocessors.truncate_inputs_left.__code__
@@ -78,6 +78,9 @@ class NativePreprocessors:
       features: those of the examples that they are given.
       output_features: the task's.
       feature_lengths: what SeqIO calls `sequence_length`.
+
+    Raises:
+      AnystepError: 78 `feature_length`, as `span_corruption` does.
     """
     steps: list[_Draw | Sequence[_Edit]] = []
     made = dict(features)
@@ -168,13 +171,14 @@ def _random_chunk(
   length = lengths.get(feature)
   if chunked is None or len(chunked.shape) != 1 or type(length) is not int or length < 0:
     return None
+  made = {feature: Feature(dtype=chunked.dtype, shape=(None,))}
+  return _Draw(1, made, functools.partial(_chunked, name=feature, length=length))
 
-  def run(batch: Batch, seeds: np.ndarray) -> Batch:
-    sequences = batch[feature]
-    assert isinstance(sequences, Ragged)
-    return {feature: random_chunks(sequences, length, seeds)}
 
-  return _Draw(1, {feature: Feature(dtype=chunked.dtype, shape=(None,))}, run)
+def _chunked(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> Batch:
+  feature = batch[name]
+  assert isinstance(feature, Ragged)
+  return {name: random_chunks(feature, length, seeds)}
 
 
 def _span_corruption(
@@ -203,23 +207,20 @@ def _span_corruption(
     return None
   room = [lengths[name] - int(output_features[name].add_eos) for name in names]
   chunk_tokens = span_corruption_chunk(*room, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
+  counts = noise_counts(chunk_tokens, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
   vocabulary = output_features["inputs"].vocabulary
-  num_spans = _noise_counts(chunk_tokens, noise_density, mean_span_tokens)[1]
-  if num_spans > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
+  if counts[-1, 1] > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
     return None
-  corruption = SpanCorruption(
-    chunk_tokens=chunk_tokens,
-    noise_density=noise_density,
-    mean_span_tokens=mean_span_tokens,
-    first_sentinel=vocabulary.vocab_size - 1,
-  )
+  made = dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,)))
+  run = functools.partial(_corrupted, counts=counts, first_sentinel=vocabulary.vocab_size - 1)
+  return _Draw(3, made, run)
 
-  def run(batch: Batch, seeds: np.ndarray) -> Batch:
-    targets = batch["targets"]
-    assert isinstance(targets, Ragged)
-    return dict(zip(names, corruption(targets, seeds), strict=True))
 
-  return _Draw(3, dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,))), run)
+def _corrupted(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sentinel: int) -> Batch:
+  feature = batch["targets"]
+  assert isinstance(feature, Ragged)
+  inputs, targets = corrupted_spans(feature, counts, seeds, first_sentinel=first_sentinel)
+  return {"inputs": inputs, "targets": targets}
 
 
 def _works(edit: _Edit, feature: Feature | None) -> bool:

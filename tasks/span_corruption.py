@@ -1,11 +1,9 @@
-"""The random preprocessors of `anystep.tasks.preprocessors` on whole batches, with the same results to the bit.
+"""`random_chunk` and `span_corruption` on whole batches without TensorFlow, the same to the bit.
 
-There the graph says what they do; here it is done without TensorFlow, by compiled loops.
+What they do, `anystep.tasks.preprocessors` says.
 """
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 
@@ -30,62 +28,49 @@ def random_chunks(feature: Ragged, length: int, seeds: np.ndarray) -> Ragged:
   return Ragged(feature.values[kept], np.minimum(feature.lengths, length))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanCorruption:
-  """`span_corruption` with its settings.
+def noise_counts(chunk_tokens: int, *, noise_density: float, mean_span_tokens: float) -> np.ndarray:
+  """Corrupted tokens, and spans, of chunks of 0 to chunk_tokens tokens: `(chunk_tokens + 1, 2) int64`.
 
-  Attributes:
-    chunk_tokens: the longest chunk.
-    noise_density, mean_span_tokens: as those of `span_corruption`.
-    first_sentinel: the token of an example's first span.
+  A chunk of fewer than two tokens has those of two, and is cut afterwards.
   """
+  return np.array(
+    [_noise_counts(max(tokens, 2), noise_density, mean_span_tokens) for tokens in range(chunk_tokens + 1)]
+  )
 
-  chunk_tokens: int
-  noise_density: float
-  mean_span_tokens: float
-  first_sentinel: int
 
-  def __post_init__(self):
-    # Of a chunk that has fewer than two tokens the graph splits two, and takes the first.
-    counts = [
-      _noise_counts(max(tokens, 2), self.noise_density, self.mean_span_tokens)
-      for tokens in range(self.chunk_tokens + 1)
-    ]
-    object.__setattr__(self, "_counts", np.array(counts, np.int64))
+def corrupted_spans(
+  feature: Ragged, counts: np.ndarray, seeds: np.ndarray, *, first_sentinel: int
+) -> tuple[Ragged, Ragged]:
+  """`span_corruption`: inputs and targets of each sequence.
 
-  def __call__(self, targets: Ragged, seeds: np.ndarray) -> tuple[Ragged, Ragged]:
-    """The inputs and targets made of each example's targets.
-
-    Args:
-      targets: int32 or int64 of inner shape `()`.
-      seeds: `(rows, 3, 2) int64`: of the chunk, of the corrupted spans, of the others.
-    """
-    starts = _chunk_starts(targets, self.chunk_tokens, seeds[:, 0])
-    starts += np.cumsum(targets.lengths) - targets.lengths
-    sizes = np.minimum(targets.lengths, self.chunk_tokens)
-    noise, spans = self._counts[sizes].T  # type: ignore[attr-defined]
-    clean = np.maximum(sizes, 2) - noise
-    cut = sizes < 2
-    input_lengths = np.where(cut, sizes, clean + spans)
-    target_lengths = np.where(cut, sizes, noise + spans)
-    inputs, outputs = (
-      Ragged(np.empty(lengths.sum(), targets.values.dtype), lengths)
-      for lengths in (input_lengths, target_lengths)
-    )
-    _corrupt(
-      np.ascontiguousarray(targets.values),
-      starts,
-      sizes,
-      clean,
-      noise,
-      spans,
-      uniform_floats(seeds[:, 2], clean - 1).values,
-      uniform_floats(seeds[:, 1], noise - 1).values,
-      self.first_sentinel,
-      inputs.values,
-      outputs.values,
-    )
-    return inputs, outputs
+  Args:
+    feature: int32 or int64 of inner shape `()`.
+    counts: from `noise_counts`.
+    seeds: `(rows, 3, 2) int64`: of the chunk, the corrupted spans, the others.
+    first_sentinel: the token of a sequence's first span.
+  """
+  chunk_tokens = len(counts) - 1
+  starts = _chunk_starts(feature, chunk_tokens, seeds[:, 0])
+  starts += np.cumsum(feature.lengths) - feature.lengths
+  sizes = np.minimum(feature.lengths, chunk_tokens)
+  noise, spans = counts[sizes].T
+  clean = np.maximum(sizes, 2) - noise
+  lengths = [np.where(sizes < 2, sizes, tokens + spans) for tokens in (clean, noise)]
+  inputs, targets = (Ragged(np.empty(own.sum(), feature.values.dtype), own) for own in lengths)
+  _corrupt(
+    np.ascontiguousarray(feature.values),
+    starts,
+    sizes,
+    clean,
+    np.ascontiguousarray(noise),
+    np.ascontiguousarray(spans),
+    uniform_floats(seeds[:, 2], clean - 1).values,
+    uniform_floats(seeds[:, 1], noise - 1).values,
+    first_sentinel,
+    inputs.values,
+    targets.values,
+  )
+  return inputs, targets
 
 
 def _chunk_starts(feature: Ragged, length: int, seeds: np.ndarray) -> np.ndarray:
@@ -118,16 +103,15 @@ def _corrupt(
   longest = 2
   for row in range(len(sizes)):
     longest = max(longest, clean[row], noise[row])
-  # By bucket of draws: where its next place in the order is.
+  # By bucket: where its next draw goes in the order.
   nexts = np.empty(longest + 1, np.int64)
   order = np.empty(longest, np.int64)
   clean_ends, noise_ends = np.empty(longest, np.bool_), np.empty(longest, np.bool_)
 
-  def mark_ends(draws, total, parts, ends):  # type: ignore[no-untyped-def]
-    """Marks the last token of each of the parts: the places where the first parts - 1 draws stand, in order.
+  def mark_ends(draws, total, parts, ends):
+    """Marks the last token of each part: where the first parts - 1 draws stand once all are sorted.
 
-    The draws are put in order of tenths, as it were, as many as there are draws, then by insertion. Of equal
-    ones the earlier stays before.
+    They are sorted into as many buckets, then by insertion; of equal ones the earlier comes first.
     """
     count = total - 1
     for bucket in range(count + 1):

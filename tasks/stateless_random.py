@@ -24,7 +24,7 @@ def uniform_floats(seeds: np.ndarray, counts: np.ndarray) -> Ragged:
     counts: `(rows,) int64`.
 
   >>> uniform_floats(np.array([[1, 2], [3, 4]]), np.array([2, 0])).values
-  array([0.4616046, 0.6791854], dtype=float32)
+  array([0.8440604 , 0.19204533], dtype=float32)
   """
   words = random_words(seeds, counts)
   words &= _MANTISSA
@@ -67,7 +67,7 @@ def random_words(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _fill(seeds: np.ndarray, counts: np.ndarray, words: np.ndarray) -> None:
   """Writes each row's words, `(rows, 2) uint64` seeds, one row after the other."""
 
-  def block(a, b, c, d, key_0, key_1):  # type: ignore[no-untyped-def]
+  def block(a, b, c, d, key_0, key_1):
     """The four words of a counter."""
     for _ in range(10):
       left, right = a * _MULTIPLIER_0, c * _MULTIPLIER_1

@@ -55,7 +55,7 @@ class DatasetConfig:
   epoch_policy: str = "reshuffle"
   packing: str = "none"
   module: str | Sequence[str] | None = None
-  prefetch_batches: int = 8
+  prefetch_batches: int = 16
   plan: str | None = None
 
   def __post_init__(self):

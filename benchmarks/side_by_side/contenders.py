@@ -15,7 +15,7 @@ from side_by_side.data import FEATURE_LENGTHS, MIXTURE_TASKS, SPLIT, VOCABULARY_
 from side_by_side.rows import Rows
 
 BATCH_SIZE = 256
-PREFETCH_BATCHES = 8
+PREFETCH_BATCHES = 16
 
 Batches = Generator[Rows, None, None]
 Opener = Callable[[], Batches]

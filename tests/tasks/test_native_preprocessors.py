@@ -1,4 +1,4 @@
-"""SeqIO's simple preprocessors in numpy: the same examples as SeqIO makes."""
+"""SeqIO's simple preprocessors in numpy: the same examples as SeqIO makes; and which are understood."""
 
 import functools
 import types
@@ -17,6 +17,7 @@ from anystep.examples import Ragged
 from anystep.manifest import Feature
 from anystep.tasks import reading
 from anystep.tasks.native_preprocessors import NativePreprocessors
+from anystep.tasks.preprocessors import random_chunk, span_corruption
 from anystep.tasks.reading import TaskReader
 from anystep.transforms import Records
 
@@ -139,10 +140,10 @@ def seqio_examples(preprocessors, output_features, examples, features, feature_l
 
 
 @pytest.mark.parametrize("preprocessors", CHAINS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
   seed=st.integers(0, 2**32),
-  num_examples=st.integers(1, 12),
+  num_examples=st.integers(6, 24),
   ends=st.sets(st.sampled_from(CAN_END)),
   outputs=st.sets(st.sampled_from(sorted(FEATURES)), min_size=1),
   feature_lengths=st.dictionaries(
@@ -200,8 +201,11 @@ def test_appended_tokens_give_lengths_by_arithmetic_or_are_none(preprocessors, e
 
 
 def test_nothing_of_tensorflow_runs(monkeypatch):
-  chain = [append_eos_after_trim, trim_dataset, append_eos, truncate_inputs_left]
-  task = task_of(chain, output_features_of({"inputs", "targets"}))
+  wide = functools.partial(span_corruption, sequence_length={"inputs": 9, "targets": 9})
+  chain = [random_chunk, wide, append_eos_after_trim, trim_dataset, append_eos, truncate_inputs_left]
+  vocabulary = seqio.ByteVocabulary(extra_ids=9)
+  outputs = {name: seqio.Feature(vocabulary, dtype=tf.int64) for name in ("inputs", "targets")}
+  task = task_of(chain, outputs)
   batch = batch_of(random_examples(0, 50))
 
   def refuse(*args, **kwargs):
@@ -246,6 +250,18 @@ def nearly_append_eos(dataset, output_features):
     seqio.map_over_dataset(num_seeds=1)(seqio.preprocessors.append_eos_after_trim_impl),
     seqio.preprocessors.append_eos_after_trim_impl,
     seqio.preprocessors.rekey,
+    lambda dataset, sequence_length: random_chunk(dataset, sequence_length, feature="inputs"),
+    random_chunk,  # There is no length for targets.
+    functools.partial(random_chunk, {"targets": 3}),
+    functools.partial(random_chunk, sequence_length=None),
+    functools.partial(random_chunk, sequence_length={"targets": -1}),
+    functools.partial(random_chunk, sequence_length={"targets": 3.0}),
+    functools.partial(random_chunk, sequence_length={"targets": 3}, output_features={}),
+    functools.partial(random_chunk, sequence_length={"targets": 3}, length=3),
+    functools.partial(random_chunk, feature="pairs", sequence_length={"pairs": 3}),
+    functools.partial(random_chunk, feature="number", sequence_length={"number": 3}),
+    functools.partial(random_chunk, feature="missing", sequence_length={"missing": 3}),
+    seqio.map_over_dataset(random_chunk),
   ],
 )
 def test_what_is_not_understood_is_left_to_tensorflow(preprocessor):
@@ -253,6 +269,101 @@ def test_what_is_not_understood_is_left_to_tensorflow(preprocessor):
   for chain in ([preprocessor], [append_eos, preprocessor], [preprocessor, append_eos]):
     assert NativePreprocessors.of(chain, FEATURES, outputs, {"inputs": 4}) is None
   assert NativePreprocessors.of([append_eos], FEATURES, outputs, {"inputs": 4}) is not None
+
+
+CORRUPTED_LENGTHS = {"inputs": 60, "targets": 24}  # Chunks of 66 tokens, with 3 spans.
+
+
+def corrupted_features(extra_ids=3, names=CORRUPTED_LENGTHS, dtype=tf.int64):
+  return {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=extra_ids), dtype=dtype) for name in names}
+
+
+def corrupted(preprocessor=span_corruption, *, dtype="int64", shape=(None,), **changes):
+  """The preprocessor, if it is understood."""
+  features = {**FEATURES, "targets": Feature(dtype=dtype, shape=shape)}
+  return NativePreprocessors.of([preprocessor], features, corrupted_features(**changes), CORRUPTED_LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(None,), (3,)])
+@pytest.mark.parametrize("settings", [{}, {"noise_density": 0.1, "mean_span_tokens": 4}])
+def test_span_corruption_makes_inputs_of_the_dtype_of_targets(settings, dtype, shape):
+  native = corrupted(functools.partial(span_corruption, **settings), dtype=dtype, shape=shape)
+  made = Feature(dtype=dtype, shape=(None,))
+  assert native.features == {**FEATURES, "inputs": made, "targets": made}
+  assert (native.num_seeds, native.appended_tokens) == ([3], None)
+
+
+@pytest.mark.parametrize(
+  "changed",
+  [
+    {"preprocessor": functools.partial(span_corruption, **keywords)}
+    for keywords in [
+      {"colour": "red"},
+      {"noise_density": 0},
+      {"noise_density": 1.0},
+      {"noise_density": float("nan")},
+      {"noise_density": np.float32(0.15)},
+      {"mean_span_tokens": 0.9},
+      {"mean_span_tokens": "3"},
+      {"sequence_length": None},
+      {"sequence_length": {"inputs": 60}},
+      {"sequence_length": {"inputs": 60, "targets": 24.0}},
+      {"output_features": None},
+    ]
+  ]
+  + [
+    {"preprocessor": functools.partial(span_corruption, CORRUPTED_LENGTHS)},
+    {"preprocessor": lambda *args: span_corruption(*args)},
+    {"names": ["targets"]},
+    {"dtype": "int16"},
+    {"dtype": "string"},
+    {"shape": ()},
+    {"shape": (None, 2)},
+    {"extra_ids": 2},
+    # Sentinels do not fit in 32 bits.
+    {"dtype": "int32", "extra_ids": 2**31},
+  ],
+)
+def test_span_corruption_that_is_not_understood_is_left_to_tensorflow(changed):
+  assert corrupted(**changed) is None
+
+
+def test_span_corruption_without_targets_is_left_to_tensorflow():
+  outputs = corrupted_features()
+  features = {"inputs": FEATURES["inputs"]}
+  assert NativePreprocessors.of([span_corruption], features, outputs, CORRUPTED_LENGTHS) is None
+
+
+@pytest.mark.parametrize(
+  ("extra_ids", "lengths", "kind"),
+  [(2, CORRUPTED_LENGTHS, "sentinels"), (3, {"inputs": 2, "targets": 24}, "feature_length")],
+)
+def test_span_corruption_is_refused_as_by_itself(extra_ids, lengths, kind):
+  outputs = corrupted_features(extra_ids)
+  with pytest.raises(AnystepError) as caught:
+    TaskReader(task_of([span_corruption, append_eos], outputs), cache_of(FEATURES), lengths)
+  assert (caught.value.code, caught.value.kind) == (78, kind)
+  with pytest.raises(AnystepError) as own:
+    span_corruption(None, lengths, outputs)
+  assert str(caught.value) == str(own.value)
+
+
+def test_what_follows_span_corruption_works_on_what_it_makes():
+  """Inputs need not be there before; an end token that does not fit what they were fits what they are."""
+  text_inputs = {"inputs": Feature(dtype="string", shape=()), "targets": FEATURES["targets"]}
+  outputs = corrupted_features()
+  task = task_of([span_corruption, append_eos, truncate_inputs_left], outputs)
+  for features in (text_inputs, {"targets": FEATURES["targets"]}):
+    assert native_reader(task, features, CORRUPTED_LENGTHS).is_random
+  assert NativePreprocessors.of([append_eos], text_inputs, outputs, CORRUPTED_LENGTHS) is None
+
+
+def test_what_span_corruption_makes_is_compared_with_the_task_s_output_features():
+  task = task_of([span_corruption], corrupted_features(dtype=tf.int32))
+  with pytest.raises(AnystepError) as caught:
+    native_reader(task, {"targets": FEATURES["targets"]}, CORRUPTED_LENGTHS)
+  assert (caught.value.code, caught.value.kind) == (78, "output_features")
 
 
 @pytest.mark.parametrize("ended", ["number", "pairs", "text", "words"])

@@ -19,28 +19,30 @@ from anystep.manifest import Feature
 from anystep.packing import PackingPolicy
 from anystep.plan import Plan
 from anystep.stream import open_stream
-from anystep.tasks import preprocessors
+from anystep.tasks import preprocessors, reading
 from anystep.tasks.reading import TaskReader, map_seeds, post_cache_preprocessors
 from anystep.transforms import Records
 
 TASK, SPLIT, NUM_EXAMPLES = "reading", "train", 80
-CHECKED_RECORDS = 32
+CHECKED_RECORDS = 8
 VOCABULARY = seqio.ByteVocabulary(extra_ids=125)
-FEATURES = {
-  "number": Feature(dtype="int64", shape=()),
-  "share": Feature(dtype="float32", shape=()),
-  "targets": Feature(dtype="int32", shape=(None,)),
-  "weights": Feature(dtype="float32", shape=(None, 2)),
-}
+# Few, for each makes every graph larger.
+FEATURES = {"number": Feature(dtype="int64", shape=()), "targets": Feature(dtype="int32", shape=(None,))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_checked_records():
+  """Each is run by itself, in milliseconds, whenever a reader is made."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(reading, "_CHECKED_RECORDS", CHECKED_RECORDS)
+    yield
 
 
 def example_of(ordinal):
   generator = np.random.default_rng(ordinal)
   return {
     "number": np.int64(ordinal),
-    "share": np.float32(ordinal / 7),
     "targets": generator.integers(3, 259, ordinal % 50).astype(np.int32),
-    "weights": generator.random((ordinal % 3, 2), np.float32),
   }
 
 
@@ -114,9 +116,8 @@ def show_seeds(name, num_seeds):
   return seqio.map_over_dataset(lambda example, seeds: show(example, seeds=seeds), num_seeds=num_seeds)
 
 
-@seqio.map_over_dataset
-def leave_alone(example):
-  return example
+def leave_alone(dataset):
+  return dataset
 
 
 def two_random_maps(dataset):
@@ -160,10 +161,17 @@ class TestSeeds:
     assert len(set(pairs)) == len(pairs) == 2 * 3 * 40 * 6
 
 
-@seqio.map_over_dataset(num_seeds=2)
-def add_noise(example, seeds):
+def noised(example, seeds):
   noise = tf.random.stateless_uniform(tf.shape(example["targets"]), seeds[1], 0, 1000, tf.int32)
   return {**example, "targets": example["targets"] + noise}
+
+
+add_noise = seqio.map_over_dataset(num_seeds=2)(noised)
+
+
+@pytest.fixture(scope="module")
+def noisy(cache):
+  return reader_of(cache, leave_alone, add_noise)
 
 
 @pytest.fixture(scope="module")
@@ -222,46 +230,48 @@ def constants(pairs):
 
 class TestResults:
   def test_are_those_of_the_map_functions_with_these_seeds(self, cache, monkeypatch):
-    """Span corruption and its end tokens, each record by itself and without tf.data."""
-    lengths = {"inputs": 24, "targets": 14}
-    outputs = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in lengths}
-    corrupt, num_seeds = undecorated(monkeypatch, preprocessors.span_corruption, lengths, outputs)
+    """Of a chunk with noise and an end token, each record by itself and without tf.data."""
+    chunk, chunk_seeds = undecorated(monkeypatch, preprocessors.random_chunk, {"targets": 14})
     reader = reader_of(
       cache,
       leave_alone,
-      preprocessors.span_corruption,
+      preprocessors.random_chunk,
+      add_noise,
       seqio.preprocessors.append_eos,
-      outputs=lengths,
-      feature_lengths=lengths,
+      feature_lengths={"targets": 14},
     )
     for index, row in enumerate(read(reader, cache, range(NUM_EXAMPLES), 6, seed=4)):
-      pairs = oracle.map_seeds(TASK, SPLIT, 4, 6, 1, index, num_seeds)
-      expected = corrupt({"targets": tf.constant(cache[index]["targets"])}, constants(pairs))
-      for name in lengths:
-        np.testing.assert_array_equal(row[name], [*expected[name].numpy(), VOCABULARY.eos_id])
-        assert row[name].dtype == np.int32
+      (pair,) = constants(oracle.map_seeds(TASK, SPLIT, 4, 6, 1, index, chunk_seeds))
+      expected = chunk({"targets": tf.constant(cache[index]["targets"])}, pair)
+      expected = noised(expected, constants(oracle.map_seeds(TASK, SPLIT, 4, 6, 2, index, 2)))
+      np.testing.assert_array_equal(row["targets"], [*expected["targets"].numpy(), VOCABULARY.eos_id])
+      assert row["targets"].dtype == np.int32
 
   def test_are_the_cache_s_own_where_nothing_stands_after_it(self, cache):
     rows = read(reader_of(cache), cache, [3, 79, 0])
     assert_same_rows(rows, [{k: np.asarray(v) for k, v in cache[index].items()} for index in (3, 79, 0)])
 
-  def test_pass_on_features_that_no_preprocessor_touches(self, cache):
-    for index, row in enumerate(read(reader_of(cache, add_noise), cache, range(NUM_EXAMPLES))):
-      original = cache[index]
-      untouched = [name for name in FEATURES if name != "targets"]
-      assert_same_rows([{n: row[n] for n in untouched}], [{n: np.asarray(original[n]) for n in untouched}])
-
-  def test_pass_on_text(self, tmp_path):
-    features = {**FEATURES, "text": Feature(dtype="string", shape=())}
+  def test_pass_on_features_that_no_preprocessor_touches(self, tmp_path):
+    untouched = {
+      "share": Feature(dtype="float32", shape=()),
+      "text": Feature(dtype="string", shape=()),
+      "weights": Feature(dtype="float32", shape=(None, 2)),
+    }
     cache = caches.build(
       tmp_path,
       task=TASK,
-      num_examples=9,
-      features=features,
-      example_of=lambda ordinal: {**example_of(ordinal), "text": f"text {ordinal}".encode()},
+      num_examples=20,
+      features={**FEATURES, **untouched},
+      example_of=lambda ordinal: {
+        **example_of(ordinal),
+        "share": np.float32(ordinal / 7),
+        "text": f"text {ordinal}".encode(),
+        "weights": np.random.default_rng(ordinal).random((ordinal % 3, 2), np.float32),
+      },
     ).open()
-    rows = read(reader_of(cache, add_noise), cache, range(9))
-    assert [row["text"].item() for row in rows] == [cache[index]["text"].item() for index in range(9)]
+    originals = rows_of(cache.read(np.arange(20)))
+    for row, original in zip(read(reader_of(cache, add_noise), cache, range(20)), originals, strict=True):
+      assert_same_rows([{name: row[name] for name in untouched}], [{n: original[n] for n in untouched}])
 
   def test_are_given_the_plan_s_lengths_and_the_task_s_features(self, cache):
     def mark(dataset, sequence_length, output_features):
@@ -271,7 +281,8 @@ class TestResults:
     (row,) = read(reader_of(cache, mark, feature_lengths={"targets": 21}), cache, [0])
     assert row["number"] == 21125
 
-  def test_of_no_record_are_no_rows(self, cache):
+  def test_of_no_record_are_no_rows(self, cache, noisy):
+    assert read(noisy, cache, []) == []
     assert read(reader_of(cache, preprocessors.random_chunk), cache, []) == []
 
 
@@ -391,25 +402,25 @@ class TestRefused:
   @pytest.mark.parametrize("culprit", NOT_ONE_TO_ONE)
   def test_is_what_makes_or_joins_examples_with_the_way_to_cache_it(self, cache, culprit):
     with pytest.raises(AnystepError) as caught:
-      reader_of(cache, leave_alone, culprit)
+      reader_of(cache, leave_alone, culprit, preprocessors.random_chunk)
     assert (caught.value.code, caught.value.kind) == (78, "preprocessor_not_one_to_one")
     assert caught.value.fields["task"] == TASK
     assert caught.value.fields["preprocessor"] == culprit.__name__
     assert "--cache_at=end" in caught.value.fix
 
-  @pytest.mark.parametrize("culprit", [*UNSEEDED, draw_with_a_seed_of_its_own])
+  @pytest.mark.parametrize("culprit", UNSEEDED)
   def test_is_what_draws_without_a_seed_with_the_way_to_take_one(self, cache, culprit):
     with pytest.raises(AnystepError) as caught:
-      reader_of(cache, leave_alone, culprit)
+      reader_of(cache, leave_alone, culprit, preprocessors.random_chunk)
     assert (caught.value.code, caught.value.kind) == (78, "preprocessor_unseeded")
     assert caught.value.fields["task"] == TASK
     assert caught.value.fields["preprocessor"] == culprit.__name__
     assert "seqio.map_over_dataset" in caught.value.fix
 
-  @pytest.mark.parametrize("culprit", [*NOT_ONE_TO_ONE, *UNSEEDED])
-  def test_is_one_that_others_follow_by_name(self, cache, culprit):
+  @pytest.mark.parametrize("culprit", [repeat, repeat_then_chunk, draw_with_a_seed_of_its_own])
+  def test_is_the_last_by_name(self, cache, culprit):
     with pytest.raises(AnystepError) as caught:
-      reader_of(cache, culprit, preprocessors.random_chunk)
+      reader_of(cache, leave_alone, culprit)
     assert caught.value.fields["preprocessor"] == culprit.__name__
 
   @pytest.mark.parametrize("culprit", [look_at_the_neighbour, draw_without_a_seed])
@@ -470,25 +481,24 @@ def drop_below_half(dataset):
 
 @pytest.fixture(scope="module")
 def filtering(cache):
-  return reader_of(cache, drop_every_third, add_noise, seqio.preprocessors.append_eos)
+  return reader_of(cache, drop_every_third, add_noise)
 
 
 class TestFilters:
-  def test_may_drop_is_told(self, cache, filtering):
+  def test_may_drop_is_told(self, filtering, noisy):
     assert filtering.may_drop
     assert filtering.appended_tokens is None
-    assert not reader_of(cache, leave_alone, add_noise).may_drop
+    assert not noisy.may_drop
 
   def test_keep_what_seqio_keeps(self, cache, filtering):
     assert sorted(survey(filtering, cache, range(NUM_EXAMPLES))) == [
       index for index in range(NUM_EXAMPLES) if cache[index]["number"] % 3
     ]
 
-  def test_leave_the_draws_of_what_they_keep_as_they_are(self, cache, filtering):
-    unfiltered = reader_of(cache, leave_alone, add_noise, seqio.preprocessors.append_eos)
+  def test_leave_the_draws_of_what_they_keep_as_they_are(self, cache, filtering, noisy):
     for epoch, seed in ((0, 0), (2, 5)):
       for index, row in survey(filtering, cache, range(NUM_EXAMPLES), epoch, seed).items():
-        assert_same_rows([row], read(unfiltered, cache, [index], epoch, seed))
+        assert_same_rows([row], read(noisy, cache, [index], epoch, seed))
 
   def test_give_the_same_at_survey_and_at_reading_whatever_stands_beside(self, cache, filtering):
     surveyed = survey(filtering, cache, range(NUM_EXAMPLES), 3)
@@ -501,10 +511,10 @@ class TestFilters:
 
   def test_may_follow_from_a_record_s_draws(self, cache):
     reader = reader_of(cache, draw_share, drop_below_half, add_noise, drop_every_third)
-    draws = reader_of(cache, draw_share)
     kept = []
     for epoch in (0, 1):
-      shares = [row["share"] for row in read(draws, cache, range(NUM_EXAMPLES), epoch)]
+      pairs = [oracle.map_seeds(TASK, SPLIT, 0, epoch, 0, index, 1)[0] for index in range(NUM_EXAMPLES)]
+      shares = [tf.random.stateless_uniform([], pair).numpy() for pair in pairs]
       numbers = [cache[index]["number"] for index in range(NUM_EXAMPLES)]
       expected = [k for k in range(NUM_EXAMPLES) if shares[k] >= 0.5 and numbers[k] % 3]
       surveyed = survey(reader, cache, range(NUM_EXAMPLES), epoch)
@@ -514,12 +524,11 @@ class TestFilters:
     assert kept[0] != kept[1]
 
   def test_may_drop_all(self, cache):
-    assert survey(reader_of(cache, add_noise, drop_all, add_noise), cache, range(NUM_EXAMPLES)) == {}
+    assert survey(reader_of(cache, drop_all, add_noise), cache, range(NUM_EXAMPLES)) == {}
 
-  def test_that_are_none_keep_every_row_at_survey(self, cache):
-    reader = reader_of(cache, add_noise)
-    surveyed = survey(reader, cache, range(NUM_EXAMPLES), 1)
-    assert_same_rows(list(surveyed.values()), read(reader, cache, range(NUM_EXAMPLES), 1))
+  def test_that_are_none_keep_every_row_at_survey(self, cache, noisy):
+    surveyed = survey(noisy, cache, range(NUM_EXAMPLES), 1)
+    assert_same_rows(list(surveyed.values()), read(noisy, cache, range(NUM_EXAMPLES), 1))
 
 
 class TestStreams:
@@ -573,10 +582,10 @@ class TestIdentity:
       reader_of(cache, *after, outputs=outputs, feature_lengths=lengths).identity
       for after, outputs, lengths in [
         ([], ["targets"], {"targets": 16}),
-        ([leave_alone], ["targets"], {"targets": 16}),
+        ([seqio.utils.trim_dataset], ["targets"], {"targets": 16}),
         ([seqio.preprocessors.append_eos], ["targets"], {"targets": 16}),
-        ([leave_alone, seqio.preprocessors.append_eos], ["targets"], {"targets": 16}),
-        ([seqio.preprocessors.append_eos, leave_alone], ["targets"], {"targets": 16}),
+        ([seqio.utils.trim_dataset, seqio.preprocessors.append_eos], ["targets"], {"targets": 16}),
+        ([seqio.preprocessors.append_eos, seqio.utils.trim_dataset], ["targets"], {"targets": 16}),
         ([], ["targets"], {"targets": 17}),
         ([], ["targets"], {"targets": 16, "weights": 3}),
         ([], [], {"targets": 16}),
@@ -584,7 +593,7 @@ class TestIdentity:
     ]
     texts = [json.dumps(identity, sort_keys=True) for identity in identities]
     assert len(set(texts)) == len(texts)
-    again = reader_of(cache, leave_alone).identity
+    again = reader_of(cache, seqio.utils.trim_dataset).identity
     assert json.dumps(again, sort_keys=True) == texts[1]
 
 
@@ -642,9 +651,12 @@ class TestSeqio:
       dataset = add_noise(show_seeds("shown", 1)(dataset))
     return [example["targets"].tobytes() for example in dataset.as_numpy_iterator()]
 
-  def test_draws_as_ever_outside_of_reading(self, cache):
+  def test_draws_as_ever_outside_of_reading_and_finds_its_global_seed_as_it_was(self, cache):
     before, call = self.draws(), seqio.utils._GrainRandomMapFn.__call__
+    tf.random.set_seed(12345)
     reader = reader_of(cache, add_noise)
+    assert tf_context.global_seed() == 12345
+    tf.random.set_seed(None)
     assert self.draws() == before
     read(reader, cache, [1, 2])
     assert self.draws() == before
@@ -660,8 +672,3 @@ class TestSeqio:
       reader_of(cache, add_noise, fail)
     assert self.draws() == before
     assert seqio.utils._GrainRandomMapFn.__call__ is call
-
-  def test_finds_tensorflow_s_global_seed_as_it_was(self, cache):
-    tf.random.set_seed(12345)
-    reader_of(cache, add_noise)
-    assert tf_context.global_seed() == 12345

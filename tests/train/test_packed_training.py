@@ -3,15 +3,21 @@
 import jax
 import numpy as np
 import pytest
+import seqio
+import tiny_tasks
 
+from anystep.cache import open_cache
 from anystep.converters import EncoderDecoderConverter
+from anystep.digest import batch_digest
 from anystep.examples import Ragged
 from anystep.names import DATA_PLAN
 from anystep.plan import Plan
+from anystep.stream import open_stream
+from anystep.tasks.reading import TaskReader
 from anystep.train import main
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.network import T5Config, Transformer
-from anystep.train.run_comparison import compare_runs
+from anystep.train.step_log import read_step_log
 
 LENGTHS = {"inputs": 12, "targets": 9}
 # Examples of each row; together they fit.
@@ -71,15 +77,19 @@ def test_what_stands_in_padding_changes_no_loss(model, params, examples, counts)
   assert summed_loss(model, params, changed) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_packed_run_that_stopped_goes_on_as_one_that_did_not(command, tmp_path):
-  bindings = {"PACKING": "'best_fit'", "TASK_FEATURE_LENGTHS": "{'inputs': 96, 'targets': 48}"}
-  main.main(command("whole", **bindings))
-  main.main(command("stopped", TRAIN_STEPS=3, **bindings))
-  main.main(command("stopped", **bindings))
-  comparison = compare_runs(tmp_path / "whole", tmp_path / "stopped")
-  assert comparison.identical, comparison.verdict
-  assert comparison.resumed_from == 3
-  plan = Plan.read(tmp_path / "whole" / DATA_PLAN, fix="train first")
-  (task,) = plan.tasks.values()
+def test_a_packed_run_that_stopped_goes_on_with_the_plans_batches(command, tiny_cache, tmp_path):
+  lengths = {"inputs": 96, "targets": 48}
+  bindings = {"PACKING": "'best_fit'", "TASK_FEATURE_LENGTHS": repr(lengths)}
+  main.main(command(TRAIN_STEPS=3, **bindings))
+  main.main(command(**bindings))
+  plan = Plan.read(tmp_path / "model" / DATA_PLAN, fix="train first")
   assert plan.packing == "best_fit"
-  assert task.num_units < 300
+  assert plan.tasks[tiny_tasks.NAME].num_units < 300
+  cache = open_cache(tiny_cache, tiny_tasks.NAME, "train")
+  reader = TaskReader(seqio.TaskRegistry.get(tiny_tasks.NAME), cache, lengths)
+  stream = open_stream(
+    plan, tiny_cache, transforms={tiny_tasks.NAME: reader}, feature_converter=EncoderDecoderConverter()
+  )
+  logged = [record for start in read_step_log(tmp_path / "model") for record in start]
+  with stream:
+    assert [record.digest for record in logged] == [batch_digest(next(stream)) for _ in range(7)]
