@@ -184,7 +184,7 @@ class Stream(Iterator[Rows]):
           return
       steps = range(self._submitted_step, min(self._submitted_step + size, stop))
       read = reading.submit(self._read, steps)
-      self._pending.append((read, parsing.submit(lambda read=read: self._converted(*read.result()))))
+      self._pending.append((read, parsing.submit(self._converted_of, read)))
       self._submitted_step = steps.stop
 
   def batch(self, step: int) -> Rows:
@@ -203,6 +203,9 @@ class Stream(Iterator[Rows]):
     all_real = np.concatenate(real)
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
     return real, self._examples.read(task, unit)
+
+  def _converted_of(self, read: concurrent.futures.Future) -> list[Rows]:
+    return self._converted(*read.result())
 
   def _converted(self, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
     """The batches that records were read for."""

@@ -206,7 +206,8 @@ class _Survey:
     same = np.array_equal(kept, other_kept)
     if same and self._packing is not PackingPolicy.NONE:
       names = [name for name in self._feature_lengths if isinstance(batch.get(name), Ragged)]
-      same = np.array_equal(*(self._cut_lengths(b, names, len(kept)) for b in (batch, other_batch)))
+      lengths, others = (self._cut_lengths(b, names, len(kept)) for b in (batch, other_batch))
+      same = np.array_equal(lengths, others)
     if not same:
       raise AnystepError(
         ExitCode.CONFIG,
