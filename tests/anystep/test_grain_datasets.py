@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 from expected_rows import ExpectedRows
 
+from anystep.converters import MaxTextConverter
 from anystep.digest import batch_digest
 from anystep.errors import AnystepError
 from anystep.grain_datasets import PlanSelectionMap, StreamDataset
@@ -45,6 +46,20 @@ def test_the_batches_are_the_streams_also_through_grains_transformations(plan, b
   dataset = StreamDataset(plan, built["a"].root, prefetch_batches=0).map(batch_digest)
   expected = ExpectedRows(plan, built.values())
   assert list(dataset) == [expected.digest(step) for step in range(expected.num_steps)]
+
+
+def test_packed_rows_under_other_names_pass_grains_own_test(opened, built):
+  lengths = {"inputs": 16, "targets": 12}
+  plan = Plan.start(
+    opened, rates=RATES, batch_size=4, feature_lengths=lengths, num_epochs=1, packing="best_fit"
+  )
+  dataset = StreamDataset(plan, built["a"].root, feature_converter=MaxTextConverter())
+  features = {f"{name}{end}" for name in lengths for end in ("", "_position", "_segmentation")}
+  batches = list(dataset)
+  assert len(batches) == plan.num_steps > 4
+  assert {frozenset(batch) for batch in batches} == {frozenset(features)}
+  assert max(batch["targets_segmentation"].max() for batch in batches) > 1
+  grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 
 def test_worker_processes_share_the_steps_out(plan, built):

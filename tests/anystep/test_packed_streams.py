@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from anystep import containers
 from anystep.digest import batch_digest, row_digests
 from anystep.errors import AnystepError
 from anystep.plan import Plan
@@ -38,6 +39,7 @@ def built(tmp_path_factory):
       num_examples=n,
       num_shards=s,
       block_records=g,
+      container=containers.TFRECORD if name == "b:x" else containers.ARRAY_RECORD,
       example_of=lambda ordinal, k=k: caches.example_of(100_000 * k + ordinal),
     )
     for k, (name, (n, s, g)) in enumerate(SHAPES.items())

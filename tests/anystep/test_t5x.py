@@ -85,6 +85,17 @@ def digests(several):
   return [batch_digest(batch) for batch in several]
 
 
+def test_packed_batches_are_the_plans_from_any_step(built, tmp_path):
+  lengths = {"inputs": 12, "targets": 10}
+  plan = Plan.start(built.open(), batch_size=4, feature_lengths=lengths, num_epochs=2, packing="best_fit")
+  with open_stream(plan, built.root, feature_converter=EncoderDecoderConverter()) as stream:
+    expected = [stream.batch(step) for step in range(plan.num_steps)]
+  assert max(batch["decoder_segment_ids"].max() for batch in expected) > 1
+  (tmp_path / "checkpoint_3").mkdir()
+  cfg = config(pack=True, task_feature_lengths=lengths, batch_size=4)
+  assert digests(batches(cfg, num_epochs=2, model_dir=tmp_path)) == digests(expected[3:])
+
+
 @pytest.mark.parametrize(
   ("changes", "num_epochs", "options"),
   [
