@@ -23,6 +23,8 @@ _owners = itertools.count()
 _PLANNED_SHARE = 0.7
 # Where not all files stay open, a file that is opened gives several blocks.
 _MAX_BLOCKS_AHEAD = 16
+# Packs of a window lie in parts of blocks and cost arithmetic of their own: larger windows take a fifth less.
+_PACKED_BLOCKS_AHEAD = 4
 
 
 _WindowKey = tuple[int, int, int, int]  # task, epoch, shard, first turn
@@ -82,9 +84,9 @@ class RecordReader:
 
   A shard gives its records in its own order, turn by turn. So what is read for one turn, a block, serves
   the turns that follow; it is held until each was asked for. A window is a block; several, where not all
-  files can stay open; a part of one, read again for each part, where the budget does not hold a block of
-  every shard. Under the policy `global` a shard's turns do not follow each other: whole blocks are held
-  if they all fit, else single records are read.
+  files can stay open or units are packs; a part of one, read again for each part, where the budget does not
+  hold a block of every shard. Under the policy `global` a shard's turns do not follow each other: whole
+  blocks are held if they all fit, else single records are read.
 
   With unit tables turns count units, whose records are in one block or in several. A block of which a
   window uses a part is held for the windows beside it.
@@ -350,8 +352,9 @@ class RecordReader:
           self._first_blocks = {key: block for key, block in self._first_blocks.items() if key[0] != k}
       elif room[k] == needs[k]:
         few_files = self._shards_touched.sum() > self._pool.open_files
-        blocks = int(ahead * self._block_turns[k]) // int(self._block_records[k]) if few_files else 1
-        self._window_turns[k] = self._block_records[k] * max(min(blocks, _MAX_BLOCKS_AHEAD), 1)
+        wanted = _MAX_BLOCKS_AHEAD if few_files else _PACKED_BLOCKS_AHEAD if self._tables[k] else 1
+        blocks = int(ahead * self._block_turns[k]) // int(self._block_records[k])
+        self._window_turns[k] = self._block_records[k] * max(min(blocks, wanted), 1)
       else:
         self._choose_part(k, room_bytes=room[k], needed_bytes=needs[k])
 
