@@ -454,7 +454,7 @@ def guarded(loop):
   return lambda *arguments: loop.plain(*(Guarded(a) if isinstance(a, np.ndarray) else a for a in arguments))
 
 
-LOOPS = ("_locate", "_decode_integers", "_gather", "_locate_texts")
+LOOPS = ("locate_lists", "decode_integers", "gather_bytes", "locate_texts")
 
 
 def by_guarded_loops(records, features):
