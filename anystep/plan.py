@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from anystep.mixing import Mixing, exact_share
 from anystep.packing import PackingPolicy
 from anystep.planned_task import PlannedTask
 from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
-from anystep.transforms import Transform, as_transform
+from anystep.transforms import Transform, Transforms, transforms_by_task
 from anystep.unit_surveys import make_unit_table, needs_unit_table, table_made_for
 from anystep.unit_tables import UnitTable, find_unit_table
 
@@ -34,7 +34,6 @@ _ON_CACHES = "a plan that knows its caches: plan.on_caches(caches)"
 UNSAID = frozenset({"unit_tables", "shard_units"})
 
 Rate = int | float | str | Fraction
-Transforms = Mapping[str, Transform | Sequence[Transform]]
 
 
 class BatchRows(NamedTuple):
@@ -138,7 +137,8 @@ class Plan:
 
     Raises:
       AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `packing`, `epoch_policy`, `rates`, `rate_unit`,
-        `task_unknown`, `split`, `feature_lengths`; 66 `cache_empty`; as `make_unit_table`.
+        `task_unknown`, `split`, `feature_lengths`; 66 `cache_empty`; as `make_unit_table` and
+        `transforms_by_task`.
     """
     by_name = _by_task(caches)
     manifests = [cache.manifest for cache in by_name.values()]
@@ -161,8 +161,10 @@ class Plan:
     if rates is None:
       _require(len(by_name) == 1, "rates", f"rates of {', '.join(by_name)}", None)
       rates = dict.fromkeys(by_name, 1)
+    _check_asked(by_name, rates, batch_size=batch_size, lanes=lanes)
     wanted = {name: cache for name, cache in by_name.items() if exact_share(name, rates.get(name, 0))}
-    tables = _made_tables(wanted, transforms, packing=PackingPolicy(packing), feature_lengths=lengths)
+    own = transforms_by_task(transforms, by_name)
+    tables = _made_tables(wanted, own, packing=PackingPolicy(packing), feature_lengths=lengths)
     planned = {name: PlannedTask.of(cache, tables.get(name)) for name, cache in by_name.items()}
     segment = _segment(
       planned,
@@ -209,8 +211,8 @@ class Plan:
       rates: the whole new mixture; a task that is not named, or with rate 0, leaves. None leaves all as is.
       batch_size: rows of a batch; None for as before.
       lanes: M; None for as before, or for the default where batch size or tasks change.
-      caches: of tasks that the plan does not know yet.
-      transforms: of those tasks, as in `start`.
+      caches: of tasks that the plan does not know yet; of others too where it was read and has unit tables.
+      transforms: of tasks that it does not know yet, as in `start`.
       trained_steps: steps that are trained already, whose data is past: `step` must not be below.
       reason: why, for people.
 
@@ -223,20 +225,22 @@ class Plan:
     new_caches = _by_task(caches)
     for name, cache in new_caches.items():
       _require(cache.manifest.split == self.split, "split", self.split, f"{cache.manifest.split} of {name}")
-    # `on_caches` compares those of tasks that the plan knows.
     unknown = {name: cache for name, cache in new_caches.items() if name not in self.tasks}
-    lengths = self.feature_lengths
-    new_tables = _made_tables(unknown, transforms, packing=self.packing, feature_lengths=lengths)
-    planned = {**self.tasks, **{n: PlannedTask.of(cache, new_tables.get(n)) for n, cache in unknown.items()}}
-    tables = {**self.unit_tables, **new_tables}
+    batch_size = old.batch_size if batch_size is None else batch_size
     if rates is None:
       rates = {name: task.rate for name, task in old.tasks.items()}
+    _check_asked({**self.tasks, **unknown}, rates, batch_size=batch_size, lanes=lanes)
+    lengths = self.feature_lengths
+    own = transforms_by_task(transforms, unknown, others=self.tasks)
+    new_tables = _made_tables(unknown, own, packing=self.packing, feature_lengths=lengths)
+    planned = {**self.tasks, **{n: PlannedTask.of(cache, new_tables.get(n)) for n, cache in unknown.items()}}
+    tables = {**self.on_caches(new_caches).unit_tables, **new_tables}
     segment = _segment(
       planned,
       rates,
       units_per_example=_units_per_example(planned, tables, self.rate_unit),
       start_step=step,
-      batch_size=old.batch_size if batch_size is None else batch_size,
+      batch_size=batch_size,
       lanes=lanes,
       first_units=self._units_at(step),
       reason=reason,
@@ -405,11 +409,13 @@ class Plan:
     Raises:
       AnystepError: 76 `plan_cache` for a cache other than the one that the plan was made for, with both
         sides of the first difference; `feature_lengths` for one that was cached for other lengths;
-        `unit_table` for other transforms; 66 `unit_table_missing`; as `make_unit_table`.
+        `unit_table` for other transforms; 66 `unit_table_missing`; as `make_unit_table` and
+        `transforms_by_task`.
     """
     tables, shard_units = dict(self.unit_tables), dict(self.shard_units)
+    own = None if transforms is None else transforms_by_task(transforms, self.tasks, others=caches)
     for name in self.tasks.keys() & caches.keys():
-      table = self._table_of(name, caches[name], transforms)
+      table = self._table_of(name, caches[name], own)
       self.tasks[name].check(caches[name], table, self.feature_lengths)
       if table is not None:
         tables[name], shard_units[name] = table, table.shard_units
@@ -417,9 +423,11 @@ class Plan:
         shard_units[name] = caches[name].manifest.shard_records
     return dataclasses.replace(self, unit_tables=tables, shard_units=shard_units)
 
-  def _table_of(self, name: str, cache: Cache, transforms: Transforms | None) -> UnitTable | None:
+  def _table_of(
+    self, name: str, cache: Cache, transforms: Mapping[str, Transform] | None
+  ) -> UnitTable | None:
     sha256 = self.tasks[name].unit_table
-    transform = None if transforms is None else as_transform(transforms.get(name))
+    transform = None if transforms is None else transforms.get(name)
     table = self.unit_tables.get(name)
     if table is None and sha256 is not None:
       table = find_unit_table(cache, sha256)
@@ -441,7 +449,8 @@ class Plan:
 
   def _check_table(self, name: str, planned: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuses a table that was made for something else."""
-    for item in sorted(planned.keys() | wanted.keys()):
+    # Transforms first: they are why one side has a table and the other none.
+    for item in sorted(planned.keys() | wanted.keys(), key=lambda item: (item != "transforms", item)):
       if canonical_json(planned.get(item)) != canonical_json(wanted.get(item)):
         raise AnystepError(
           ExitCode.MISMATCH,
@@ -577,6 +586,25 @@ class Plan:
     return cls(**document, packing=packing, epoch_policy=epoch_policy, tasks=tasks, segments=segments)
 
 
+def _check_asked(
+  tasks: Collection[str], rates: Mapping[str, Rate], *, batch_size: int, lanes: int | None
+) -> None:
+  """Refuses what no segment can have before unit tables are made, which may take long."""
+  for name in rates:
+    if name not in tasks:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "task_unknown",
+        expected=f"tasks whose caches are given: {nearest(name, tasks)}",
+        got=name,
+        fix="correct the name, or give the task's cache too",
+      )
+  _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
+  if lanes is not None:
+    divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+    _require(is_count(lanes) and lanes in divisors, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
+
+
 def _segment(
   planned: Mapping[str, PlannedTask],
   rates: Mapping[str, Rate],
@@ -589,21 +617,9 @@ def _segment(
   reason: str,
 ) -> Segment:
   """A segment from the mixture's first stripe on, its quotas made of rates."""
-  for name in rates:
-    if name not in planned:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "task_unknown",
-        expected=f"tasks whose caches are given: {nearest(name, planned)}",
-        got=name,
-        fix="correct the name, or give the task's cache too",
-      )
-  _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
   mixing = Mixing({n: exact_share(n, rate) * units_per_example.get(n, 1) for n, rate in rates.items()})
   if lanes is None:
     lanes = default_lanes(batch_size, [planned[name].num_shards for name in mixing.names])
-  divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
-  _require(is_count(lanes) and lanes in divisors, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
   return Segment(
     start_step=start_step,
     batch_size=batch_size,
@@ -630,17 +646,16 @@ def _units_per_example(
 
 def _made_tables(
   caches: Mapping[str, Cache],
-  transforms: Transforms | None,
+  transforms: Mapping[str, Transform],
   *,
   packing: PackingPolicy,
   feature_lengths: Mapping[str, int],
 ) -> dict[str, UnitTable]:
   """The unit tables of the tasks that need one."""
-  by_task = {name: as_transform((transforms or {}).get(name)) for name in caches}
   return {
-    name: make_unit_table(caches[name], transform, packing=packing, feature_lengths=feature_lengths)
-    for name, transform in by_task.items()
-    if needs_unit_table(transform, packing)
+    name: make_unit_table(cache, transforms.get(name), packing=packing, feature_lengths=feature_lengths)
+    for name, cache in caches.items()
+    if needs_unit_table(transforms.get(name), packing)
   }
 
 

@@ -12,6 +12,7 @@ from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
 from anystep.transforms import Records, Transform, random_keys
+from anystep.unit_tables import REMAKE_TABLE
 
 Example = dict[str, Any]
 """Features by name: arrays of the example's own, which it may change in place; numbers, bytes and texts."""
@@ -108,7 +109,7 @@ class Filter(Transform):
         **_where(records, row),
         expected="an example that is kept, as the plan's unit table says",
         got="false from the filter's predicate",
-        fix="make the plan anew with this filter, whose answer must depend on the example alone",
+        fix=f"{REMAKE_TABLE}; the filter's answer must depend on the example alone",
       )
     return batch
 
@@ -144,19 +145,20 @@ class MapBatch(Transform):
     """See `Transform`.
 
     Raises:
-      AnystepError: 78 `transform_output` where a feature has another number of rows.
+      AnystepError: 78 `transform_output` where what the function makes is no batch, or a feature has another
+        number of rows.
     """
     made = self._function(batch, records)
     num_rows = len(records.indices)
-    rows = {name: len(feature) for name, feature in made.items() if len(feature) != num_rows}
-    if rows:
+    rows = _rows_or_types(made)
+    if rows != dict.fromkeys(rows, num_rows):
       raise AnystepError(
         ExitCode.CONFIG,
         "transform_output",
         task=records.task,
-        expected=f"{num_rows} rows of each feature",
-        got=rows,
-        fix="let the function make as many rows as it is given, in their order",
+        expected=f"Ragged and arrays by feature, of {num_rows} rows each",
+        got={name: found for name, found in rows.items() if found != num_rows},
+        fix="let the function return a dict with as many rows as it is given, in their order",
       )
     return made
 
@@ -168,7 +170,19 @@ _Forms = dict[tuple[str, str, int], dict[str, _Form]]
 
 
 def _identity(transform: Transform, function: Callable, identity: Any) -> dict[str, Any]:
-  return {type(transform).__name__: describe(function) if identity is None else identity}
+  return {type(transform).__name__: describe(function if identity is None else identity)}
+
+
+def _rows_or_types(made: Any) -> dict[str, int | str]:
+  """By feature its number of rows; of what no batch can be, the type's name."""
+  if not isinstance(made, Mapping):
+    return {"batch": type(made).__name__}
+  return {
+    name: len(feature)
+    if isinstance(feature, Ragged) or (isinstance(feature, np.ndarray) and feature.ndim)
+    else type(feature).__name__
+    for name, feature in made.items()
+  }
 
 
 def _examples(batch: Batch, records: Records) -> list[Example]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import seqio
 import tensorflow as tf
 from etils import epath
@@ -80,8 +81,10 @@ def get_deterministic_dataset(
   stream = cached.open_stream(plan, (shard_id, num_shards), native_converter(converter))
   form = stream.batch(start_step)
   dataset = steps_dataset(stream.batch, form, steps=range(start_step, plan.num_steps or tf.int64.max))
-  shapes = {name: values.shape for name, values in form.items()}
-  dataset = dataset.map(lambda batch: {name: tf.ensure_shape(batch[name], shapes[name]) for name in shapes})
+  shapes = {name: values.shape for name, values in form.items() if isinstance(values, np.ndarray)}
+  dataset = dataset.map(
+    lambda batch: {**batch, **{name: tf.ensure_shape(batch[name], shapes[name]) for name in shapes}}
+  )
   return dataset.prefetch(_PREFETCH_BATCHES)
 
 

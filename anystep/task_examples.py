@@ -14,6 +14,7 @@ from anystep.packing import PackingPolicy
 from anystep.plan import BatchRows, Plan
 from anystep.record_reader import RecordReader, UnitRecords
 from anystep.transforms import Records, Transform
+from anystep.unit_tables import REMAKE_TABLE
 
 
 class TaskExamples:
@@ -83,7 +84,8 @@ class TaskExamples:
       parts.append(self._transformed(k, [records[row] for row in own.tolist()], columns))
       rows.append(own)
     if not parts:
-      return {name: _no_rows(feature) for name, feature in self._first(0).items()}
+      # Of the features that hosts with rows of this step have.
+      parts, rows = [{name: _no_rows(feature) for name, feature in self._first(0).items()}], [where.task]
     if len(self._caches) == 1:
       return parts[0]
     common = self._common_of_transformed()
@@ -105,7 +107,7 @@ class TaskExamples:
             feature=name,
             expected=int(read.lengths[wrong[0], column]),
             got=int(found[wrong[0]]),
-            fix="start the run anew: what the examples go through after the cache has changed",
+            fix=f"{REMAKE_TABLE}: what the examples go through after the cache has changed",
           ),
           read.where,
           int(wrong[0]),

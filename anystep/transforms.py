@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,10 @@ class Transform(abc.ABC):
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """Transforms any examples: those that are kept, and which of the rows they were, `(kept,) int64`."""
     return self(batch, records), np.arange(len(records.indices))
+
+
+Transforms = Mapping[str, Transform | Sequence[Transform]]
+"""What tasks' examples go through at reading, by task name: one transform, or several in order."""
 
 
 @typing.final
@@ -130,6 +134,45 @@ def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | N
   if not transforms:
     return None
   return transforms[0] if len(transforms) == 1 else Chain(transforms)
+
+
+def transforms_by_task(
+  transforms: Transforms | None, tasks: Collection[str], *, others: Collection[str] = ()
+) -> dict[str, Transform]:
+  """What `transforms=` gives for tasks that have any.
+
+  Args:
+    transforms: by task name, one or several in order. Names of further tasks are passed over, but not while
+      one of `tasks` has none: such a name is misspelled.
+    tasks: the tasks that are read.
+    others: further tasks that may be named.
+
+  Raises:
+    AnystepError: 78 `transforms` for what is no mapping, `task_unknown` for a misspelled name; as
+      `as_transform`.
+  """
+  if transforms is None:
+    return {}
+  if not isinstance(transforms, Mapping):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "transforms",
+      expected="transforms by task name",
+      got=repr(transforms),
+      fix=f"name the task: transforms={{{min(tasks, default='task')!r}: ...}}",
+    )
+  unknown = sorted(transforms.keys() - {*tasks, *others}, key=str)
+  without = sorted(set(tasks) - transforms.keys())
+  if unknown and without:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "task_unknown",
+      expected=f"names of tasks, of which these have no transforms: {', '.join(without)}",
+      got=unknown,
+      fix="correct the names in transforms, or leave them out",
+    )
+  by_task = {name: as_transform(value) for name, value in transforms.items()}
+  return {name: transform for name, transform in by_task.items() if transform is not None}
 
 
 def random_keys(records: Records) -> np.ndarray:

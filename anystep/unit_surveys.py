@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, ExampleParser, Ragged
-from anystep.manifest import AS_IS
+from anystep.manifest import AS_IS, canonical_json
 from anystep.packing import PackingPolicy, pack
 from anystep.progress import Progress
 from anystep.transforms import Records, Transform
@@ -27,6 +28,8 @@ from anystep.unit_tables import (
 )
 
 _SURVEYED_RECORDS = 1024
+# What Python's own repr of an object ends with.
+_ADDRESS = re.compile(r"[^\"]* at 0x[0-9a-fA-F]{6,}")
 
 
 def needs_unit_table(transform: Transform | None, packing: PackingPolicy) -> bool:
@@ -41,13 +44,29 @@ def table_made_for(
   packing: PackingPolicy,
   feature_lengths: Mapping[str, int],
 ) -> dict[str, Any]:
-  """What decides a table, as JSON."""
+  """What decides a table, as JSON.
+
+  Raises:
+    AnystepError: 78 `transform_identity` where the transform's says where an object lies in memory: then no
+      other process would find the table.
+  """
+  identity = None if transform is None else transform.identity
+  address = _ADDRESS.search(canonical_json(identity))
+  if address:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "transform_identity",
+      task=cache.manifest.task,
+      expected="what is the same in every process",
+      got=address[0],
+      fix="give the transform an identity=, or let its function capture no such object",
+    )
   return {
     "version": TABLE_VERSION,
     "task": cache.manifest.task,
     "split": cache.manifest.split,
     "manifest_sha256": cache.manifest_sha256,
-    "transforms": None if transform is None else transform.identity,
+    "transforms": identity,
     "feature_lengths": dict(feature_lengths),
     "packing": packing.value,
   }
@@ -67,8 +86,8 @@ def make_unit_table(
 
   Raises:
     AnystepError: 78 `packing_features` where there is nothing to pack, `unit_random` where a draw decides
-      what is dropped or how long it is; 66 `units_empty` where everything is dropped; 73 `unit_table_write`;
-      65 for a damaged cache or table.
+      what is dropped or how long it is; as `table_made_for`; 66 `units_empty` where everything is dropped;
+      73 `unit_table_write`; 65 for a damaged cache or table.
   """
   made_for = table_made_for(cache, transform, packing=packing, feature_lengths=feature_lengths)
   table = open_unit_table(cache, table_key(made_for))

@@ -20,6 +20,8 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import FileEntry, canonical_json, is_count
 
 TABLE_VERSION = 1
+# Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
+REMAKE_TABLE = "remove the task's unit tables (units/ beside its cache) and start a new plan"
 _REMAKE = "remove the directory: the table is made anew, identically, when it is needed"
 
 
@@ -55,6 +57,7 @@ class UnitTable:
 
   def __init__(self, directory: epath.Path, content: bytes):
     self.directory = directory
+    self._content = content
     self.sha256 = hashlib.sha256(content).hexdigest()
     document = json.loads(content)
     self.made_for: Mapping[str, Any] = document["made_for"]
@@ -78,6 +81,10 @@ class UnitTable:
       raise ValueError(f"wrong or inconsistent {', '.join(wrong)}")
     self._shards: dict[int, ShardUnits] = {}
     self._lock = threading.Lock()
+
+  def __reduce__(self):
+    # Another process reads for itself.
+    return type(self), (self.directory, self._content)
 
   @property
   def num_units(self) -> int:
@@ -225,11 +232,15 @@ def _writable_directory(cache: Cache, key: str) -> epath.Path:
     if _is_remote(root) or os.access(root / key, os.W_OK):
       return root / key
     tried.append(f"{root / key} cannot be written")
-  raise AnystepError(
+  raise _unwritable("; ".join(tried))
+
+
+def _unwritable(got: str) -> AnystepError:
+  return AnystepError(
     ExitCode.CANNOT_CREATE,
     "unit_table_write",
     expected="a directory for the table, beside the cache or in the user's cache folder",
-    got="; ".join(tried),
+    got=got,
     fix="let one of them be written, or set XDG_CACHE_HOME",
   )
 
@@ -239,12 +250,15 @@ def _is_remote(path: epath.Path) -> bool:
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
-  if _is_remote(path):
-    path.write_bytes(content)
-    return
   partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-  partial.write_bytes(content)
-  partial.replace(path)
+  try:
+    if _is_remote(path):
+      path.write_bytes(content)
+    else:
+      partial.write_bytes(content)
+      partial.replace(path)
+  except OSError as error:
+    raise _unwritable(str(error)) from error
 
 
 def _roots(cache: Cache) -> Iterator[epath.Path]:
@@ -256,7 +270,10 @@ def _roots(cache: Cache) -> Iterator[epath.Path]:
 
 def _opened(path: epath.Path) -> UnitTable:
   try:
-    return UnitTable(path.parent, path.read_bytes())
+    table = UnitTable(path.parent, path.read_bytes())
+    if table_key(table.made_for) != path.parent.name:
+      raise ValueError("made for something else than its directory's name says")
+    return table
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise AnystepError(
       ExitCode.DATA, "unit_table_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=_REMAKE

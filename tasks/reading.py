@@ -16,6 +16,7 @@ from anystep.permutation import round_keys, sub_keys
 from anystep.tasks.native_preprocessors import NativePreprocessors
 from anystep.tasks.preprocessor_graph import PreprocessorGraph, Seeds, element_spec, validated
 from anystep.transforms import Records, Transform
+from anystep.unit_tables import REMAKE_TABLE
 
 _SEED_BITS = np.uint64(31)
 _PAIRS_PER_KEYS = 4
@@ -110,7 +111,7 @@ class TaskReader(Transform):
         task=self._task_name,
         expected=f"{len(records.indices)} examples",
         got=", ".join(map(str, sorted(found))),
-        fix="make the plan anew: its unit table does not belong to these preprocessors",
+        fix=f"{REMAKE_TABLE}: what the preprocessors keep has changed",
       )
     return result
 

@@ -27,7 +27,12 @@ CONTAINERS = [containers.ARRAY_RECORD, containers.TFRECORD]
 SHAPES = {"a": (50, 4, 4), "b:x": (31, 1, 8), "c": (97, 6, 3), "d": (64, 8, 2)}
 RATES = {"a": 1, "b:x": 0.5, "c": 2}
 BATCH_SIZE = 24
-HOST_COUNTS = [1, 2, 3, 4, 6, 8]
+# Each number of hosts, each number of batches made ahead, and the extremes of both; the rest is for the soak.
+IN_CI = [(1, 0), (1, 10), (2, 4), (3, 1), (4, 10), (6, 0), (8, 1), (8, 10)]
+HOSTS_AND_AHEAD = [
+  pytest.param(*pair, marks=() if pair in IN_CI else pytest.mark.soak)
+  for pair in itertools.product([1, 2, 3, 4, 6, 8], [0, 1, 4, 10])
+]
 OF_TASK = {name: 100_000 * k for k, name in enumerate(SHAPES)}
 
 
@@ -98,8 +103,7 @@ def planned(request, built):
   return plan, [expected.digest(step) for step in range(expected.num_steps)]
 
 
-@pytest.mark.parametrize("prefetch_batches", [0, 1, 4, 10])
-@pytest.mark.parametrize("hosts", HOST_COUNTS)
+@pytest.mark.parametrize(("hosts", "prefetch_batches"), HOSTS_AND_AHEAD)
 def test_batches_are_the_oracles_for_any_hosts_however_far_ahead_from_any_start(
   built, planned, hosts, prefetch_batches
 ):
@@ -116,7 +120,7 @@ def test_batches_are_the_oracles_for_any_hosts_however_far_ahead_from_any_start(
       assert found == digests[start : start + 3]
 
 
-@pytest.mark.parametrize("prefetch_batches", [0, 1, 4])
+@pytest.mark.parametrize("prefetch_batches", [0, pytest.param(1, marks=pytest.mark.soak), 4])
 def test_fresh_objects_go_on_from_any_step(built, planned, prefetch_batches):
   plan, digests = planned
   with stream_of(built, plan, prefetch_batches=prefetch_batches) as stream:
@@ -489,6 +493,30 @@ def test_a_feature_that_one_transform_adds_is_left_out_and_one_that_all_add_is_k
     for batch in stream:
       assert batch.keys() == {*caches.FEATURES, "x"}
       assert batch["x"].tolist() == (-batch["number"]).tolist()
+
+
+@pytest.mark.parametrize("lengths", [{}, caches.FEATURE_LENGTHS], ids=["ragged", "filled"])
+def test_a_host_whose_rows_are_all_padding_has_the_features_of_the_others(built, lengths):
+  def add_and_fill(batch, records):
+    return {**batch, "extra": batch["number"], "inputs": batch["inputs"].to_padded(7)}
+
+  plan = plan_of(built, num_epochs=1, lanes=1, lengths=lengths)
+  last = plan.num_steps - 1
+  padding = np.flatnonzero(plan.batch(last).task == PADDING_TASK)
+  assert 0 < len(padding) < BATCH_SIZE
+  forms = []
+  for rows in (slice(None), padding):
+    transforms = {"a": MapBatch(add_and_fill)}
+    with stream_of(built, plan, transforms=transforms, rows=rows, prefetch_batches=0) as stream:
+      batch = stream.batch(last)
+    forms.append(
+      {
+        name: (type(feature), values.dtype, values.shape[1:])
+        for name, feature in batch.items()
+        for values in [feature.values if isinstance(feature, Ragged) else feature]
+      }
+    )
+  assert forms[0] == forms[1]
 
 
 @pytest.mark.parametrize("rows", [slice(None), [0]])

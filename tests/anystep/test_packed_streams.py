@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import pickle
 import shutil
 
 import caches
@@ -149,8 +150,7 @@ def joined_digest(batches):
   return hashlib.sha256(b"".join(row for batch in batches for row in row_digests(batch))).hexdigest()
 
 
-@pytest.mark.parametrize("prefetch_batches", [0, 4])
-@pytest.mark.parametrize("hosts", [1, 3, 8])
+@pytest.mark.parametrize(("hosts", "prefetch_batches"), [(1, 4), (3, 0), (8, 4)])
 def test_batches_are_the_oracles_for_any_hosts(order, hosts, prefetch_batches):
   streams = [order.stream(rows=(host, hosts), prefetch_batches=prefetch_batches) for host in range(hosts)]
   middle = len(order.own_digests) // 2
@@ -278,10 +278,10 @@ def test_a_stream_through_other_transforms_than_the_plans_is_refused(built):
   plain = Plan.start(built["a"].open(), batch_size=8)
   other = {name: [Filter(is_wanted)] for name in built}
   for plan, transforms, item in [
-    (filtered.plan, {}, "feature_lengths"),
+    (filtered.plan, {}, "transforms"),
     (filtered.plan, other, "transforms"),
     (packed.plan, other, "transforms"),
-    (plain, other, "feature_lengths"),
+    (plain, other, "transforms"),
   ]:
     error = refusal_of(open_stream, plan, opened(built, plan.tasks), transforms=transforms)
     assert (error.code, error.kind, error.fields["item"]) == (76, "unit_table", item)
@@ -319,6 +319,20 @@ def test_a_plan_whose_units_nobody_knows_needs_its_caches(built):
   for action in (lambda: plan.batch(0), lambda: plan.change(1, rates={"a": 1, "c": 2})):
     error = refusal_of(action)
     assert (error.code, error.kind) == (78, "plan_caches")
+  known = plan.on_caches(opened(built, plan.tasks)).change(1, rates={"a": 1, "c": 2})
+  assert plan.change(1, rates={"a": 1, "c": 2}, caches=opened(built, plan.tasks).values()) == known
+
+
+def test_a_plan_with_its_tables_travels_to_other_processes(order):
+  again = pickle.loads(pickle.dumps(order.plan))
+  assert again == order.plan
+  step = len(order.own_digests) - 1
+  batch, expected = again.batch(step), order.plan.batch(step)
+  assert all(np.array_equal(column, other) for column, other in zip(batch, expected, strict=True))
+  for name, table in order.plan.unit_tables.items():
+    units = np.arange(table.shard_units[0])
+    for column, other in zip(again.unit_tables[name].members(0, units), table.members(0, units), strict=True):
+      assert np.array_equal(column, other)
 
 
 def test_data_at_another_path_resumes_with_its_table_or_makes_it_anew(built, tmp_path):

@@ -230,61 +230,61 @@ def test_with_room_each_block_is_read_once_an_epoch_whatever_the_shape(some_cach
     assert reading.held_bytes == 0
 
 
-# A mixture of many tasks: 20 stripes a batch, so each gives M units, and all end their epochs together
+# A mixture of many tasks: 10 stripes a batch, so each gives M units, and all end their epochs together
 
 
-EPOCH_UNITS = 128  # of each of 20 tasks: 16 shards of 8 records in 4 blocks of 2
+EPOCH_UNITS = 128  # of each of 10 tasks: 16 shards of 8 records in 4 blocks of 2
 
 
 @pytest.fixture(scope="module", params=CONTAINERS)
-def twenty_tasks(request, tmp_path_factory):
-  shape = {"tasks": 20, "num_shards": 16, "records_per_shard": 8, "block_records": 2}
-  return mixture(tmp_path_factory.mktemp("twenty"), **shape, container=request.param)
+def ten_tasks(request, tmp_path_factory):
+  shape = {"tasks": 10, "num_shards": 16, "records_per_shard": 8, "block_records": 2}
+  return mixture(tmp_path_factory.mktemp("ten"), **shape, container=request.param)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_one_host_reads_no_block_of_a_mixture_twice_in_an_epoch(twenty_tasks, readings, lanes):
-  reading = Reading(twenty_tasks, batch_size=20 * lanes, lanes=lanes)
+def test_one_host_reads_no_block_of_a_mixture_twice_in_an_epoch(ten_tasks, readings, lanes):
+  reading = Reading(ten_tasks, batch_size=10 * lanes, lanes=lanes)
   steps = EPOCH_UNITS // lanes
   orders = []
   for epoch in range(2):
     readings.clear()
     rows = reading.read(range(epoch * steps, (epoch + 1) * steps))
     assert {row.epoch for row in rows} == {epoch}
-    assert len(set(readings.blocks)) == len(readings.blocks) == 20 * 16 * 4
+    assert len(set(readings.blocks)) == len(readings.blocks) == 10 * 16 * 4
     assert reading.held_bytes == 0
     orders.append([row.index for row in rows])
   assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize("lanes", [4, 8])
-def test_hosts_whose_number_divides_the_lanes_read_each_block_once_among_them(twenty_tasks, readings, lanes):
-  plan, steps = plan_of(twenty_tasks, batch_size=40 * lanes, lanes=lanes), EPOCH_UNITS // 2 // lanes
-  hosts = [Reading(twenty_tasks, plan=plan, rows=(host, 4)) for host in range(4)]
+def test_hosts_whose_number_divides_the_lanes_read_each_block_once_among_them(ten_tasks, readings, lanes):
+  plan, steps = plan_of(ten_tasks, batch_size=20 * lanes, lanes=lanes), EPOCH_UNITS // 2 // lanes
+  hosts = [Reading(ten_tasks, plan=plan, rows=(host, 4)) for host in range(4)]
   for epoch in range(2):
     read_by_all = []
     for host in hosts:
       readings.clear()
       host.read(range(epoch * steps, (epoch + 1) * steps))
       read_by_all += readings.blocks
-    assert len(read_by_all) == len(set(read_by_all)) == 20 * 16 * 4
+    assert len(read_by_all) == len(set(read_by_all)) == 10 * 16 * 4
     assert [host.held_bytes for host in hosts] == [0] * 4
 
 
-def test_hosts_that_share_files_read_no_block_twice_either(twenty_tasks, readings):
-  plan = plan_of(twenty_tasks, batch_size=60, lanes=1)
+def test_hosts_that_share_files_read_no_block_twice_either(ten_tasks, readings):
+  plan = plan_of(ten_tasks, batch_size=60, lanes=1)
   read_by_all = []
   for host in range(4):
     readings.clear()
-    Reading(twenty_tasks, plan=plan, rows=(host, 4)).read(range(EPOCH_UNITS // 3))
+    Reading(ten_tasks, plan=plan, rows=(host, 4)).read(range(EPOCH_UNITS // 6))
     assert readings.most_of_one_block == 1
     read_by_all += readings.blocks
   assert len(read_by_all) > 1.9 * len(set(read_by_all))
 
 
 @pytest.mark.parametrize("start_step", [1, 7, 31, 33, 50])
-def test_who_resumes_inside_an_epoch_reads_no_block_twice(twenty_tasks, readings, start_step):
-  reading = Reading(twenty_tasks, batch_size=80, lanes=4)
+def test_who_resumes_inside_an_epoch_reads_no_block_twice(ten_tasks, readings, start_step):
+  reading = Reading(ten_tasks, batch_size=40, lanes=4)
   for epoch_steps in (range(start_step, 32), range(max(start_step, 32), 64)):
     readings.clear()
     if reading.read(epoch_steps):
@@ -293,20 +293,20 @@ def test_who_resumes_inside_an_epoch_reads_no_block_twice(twenty_tasks, readings
 
 @pytest.mark.parametrize("open_files", [1, 8])
 def test_no_more_files_are_open_than_allowed_and_still_no_block_is_read_twice(
-  twenty_tasks, readings, open_files
+  ten_tasks, readings, open_files
 ):
-  reading = Reading(twenty_tasks, pool=ReadPool(open_files=open_files), batch_size=80, lanes=4)
+  reading = Reading(ten_tasks, pool=ReadPool(open_files=open_files), batch_size=40, lanes=4)
   readings.start_counting()
   for epoch in range(2):
     readings.clear()
     reading.read(range(epoch * 32, (epoch + 1) * 32))
-    assert len(set(readings.blocks)) == len(readings.blocks) == 20 * 16 * 4
+    assert len(set(readings.blocks)) == len(readings.blocks) == 10 * 16 * 4
   assert readings.most_open == open_files
 
 
-def test_a_file_that_is_opened_anew_gives_several_blocks(twenty_tasks, readings):
-  """Room for 320 of them would be 320 openings for each block."""
-  reading = Reading(twenty_tasks, pool=ReadPool(open_files=8), batch_size=80, lanes=4)
+def test_a_file_that_is_opened_anew_gives_several_blocks(ten_tasks, readings):
+  """Room for 160 of them would be 160 openings for each block."""
+  reading = Reading(ten_tasks, pool=ReadPool(open_files=8), batch_size=40, lanes=4)
   reading.read(range(1))
   by_file = collections.Counter(name for name, _ in readings.blocks)
   assert set(by_file.values()) == {4}

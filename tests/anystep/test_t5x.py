@@ -166,6 +166,18 @@ def test_t5x_s_own_checkpoint_of_the_data_is_the_step(built, tmp_path):
     )
 
 
+def test_features_without_a_length_come_as_they_are(built):
+  dataset = t5x.get_deterministic_dataset(
+    config(), 0, 1, seqio.PassThroughFeatureConverter, continue_from_last_checkpoint=False
+  )
+  plan = Plan.start(built.open(), batch_size=BATCH_SIZE, feature_lengths=LENGTHS)
+  with open_stream(plan, built.root) as stream:
+    for made, expected in zip(dataset.take(3), stream, strict=False):
+      assert made["inputs"].shape == (BATCH_SIZE, LENGTHS["inputs"])
+      assert np.array_equal(made["weights"].values, expected["weights"].values)
+      assert np.array_equal(made["weights"].row_lengths(), expected["weights"].lengths)
+
+
 def test_the_task_s_module_is_imported_first(tmp_path):
   with pytest.raises(AnystepError) as caught:
     batches(config(module="no_such_module_of_tasks"), model_dir=tmp_path)

@@ -145,6 +145,31 @@ def test_where_nothing_can_be_written_that_is_said(built, tmp_path):
   assert (error.code, error.kind) == (73, "unit_table_write")
 
 
+def test_a_file_that_cannot_be_written_is_named(built):
+  directory = made(built).directory
+  shutil.rmtree(directory)
+  path = directory / names.units_name("train", 3, 5)
+  path.mkdir(parents=True)
+  error = refusal_of(made, built)
+  assert (error.code, error.kind) == (73, "unit_table_write")
+  assert path.name in error.fields["got"]
+
+
+@pytest.mark.parametrize(
+  ("settings", "kind"),
+  [
+    ({"rates": {"demo": 1, "dmo": 1}}, "task_unknown"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"lanes": 7}, "lanes"),
+    ({"rates": {"demo": -1}}, "rates"),
+  ],
+)
+def test_what_no_plan_can_have_is_refused_before_units_are_looked_for(built, settings, kind):
+  start = {"batch_size": 10, "feature_lengths": LENGTHS, "packing": "greedy", **settings}
+  assert refusal_of(Plan.start, built.open(), **start).kind == kind
+  assert not (built.directory / "units").exists()
+
+
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
 def test_a_damaged_file_stops_the_reader(built, how):
   plan = Plan.start(built.open(), batch_size=10, feature_lengths=LENGTHS, packing="greedy")
@@ -180,6 +205,14 @@ def test_a_header_that_is_not_a_tables_is_refused(built, change):
   assert (error.code, error.kind, error.fields["path"]) == (65, "unit_table_invalid", path)
 
 
+def test_a_table_under_another_tables_name_is_refused(built):
+  path, other = made(built).directory, made(built, packing="greedy").directory
+  shutil.rmtree(path)
+  shutil.move(other, path)
+  error = refusal_of(made, built)
+  assert (error.code, error.kind, error.fields["path"]) == (65, "unit_table_invalid", path / names.UNIT_TABLE)
+
+
 def test_a_header_of_another_table_is_not_the_plans(built):
   plan = Plan.start(built.open(), batch_size=10, feature_lengths=LENGTHS, packing="greedy")
   path = next(iter(plan.unit_tables.values())).directory / names.UNIT_TABLE
@@ -196,6 +229,39 @@ def test_a_host_loads_the_shards_that_it_reads(built):
     stream.batch(0)
     (table,) = stream.plan.unit_tables.values()
     assert list(table._shards) == [0]
+
+
+def test_a_transform_that_another_process_would_not_know_has_no_table(built):
+  generator = np.random.default_rng(0)
+
+  def drawn_once(example):
+    return generator is not None
+
+  error = refusal_of(made, built, Filter(drawn_once), packing="none")
+  assert (error.code, error.kind) == (78, "transform_identity")
+  assert error.fields["got"].startswith("Generator(PCG64) at 0x")
+  assert made(built, Filter(drawn_once, identity="drawn once"), packing="none").num_units == 300
+
+
+def test_what_a_changed_function_keeps_is_found_anew_as_the_error_says(built):
+  """Where a filter only calls it, no name tells."""
+  kept = {number for number in range(300) if number % 3}
+  transforms = {"demo": Filter(lambda example: int(example["number"]) in kept, identity="mine")}
+
+  def started():
+    return Plan.start(built.open(), batch_size=10, num_epochs=1, transforms=transforms)
+
+  def numbers(plan):
+    with open_stream(plan, built.root, transforms=transforms) as stream:
+      return [int(number) for batch in stream for number in batch["number"]]
+
+  assert set(numbers(started())) == kept
+  kept -= {7}
+  error = refusal_of(lambda: numbers(started()))
+  assert (error.code, error.kind) == (65, "example_dropped")
+  assert "units/" in error.fix
+  shutil.rmtree(built.directory / "units")
+  assert set(numbers(started())) - {0} == kept
 
 
 def random_length(example, rng):

@@ -33,16 +33,31 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-  """Where a run that nothing disturbs goes; the first test that needs it trains it."""
-  return tmp_path_factory.mktemp("runs") / "undisturbed"
+def runs(tmp_path_factory):
+  """Where runs go that several tests begin with; the first test that needs one trains it."""
+  return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture
-def reference(undisturbed, command):
-  if not undisturbed.exists():
-    main.main(command(MODEL_DIR=repr(str(undisturbed))))
-  return undisturbed
+def reference(runs, command):
+  """The directory of a run that nothing disturbs."""
+  if not (runs / "undisturbed").exists():
+    main.main(command(MODEL_DIR=repr(str(runs / "undisturbed"))))
+  return runs / "undisturbed"
+
+
+@pytest.fixture
+def trained(reference, tmp_path):
+  """A copy of that directory, in `model`."""
+  return shutil.copytree(reference, tmp_path / "model")
+
+
+@pytest.fixture
+def stopped(runs, command, tmp_path, monkeypatch):
+  """The directory of a run that was killed right after its first checkpoint, in `model`."""
+  if not (runs / "stopped").exists():
+    _stop_after_a_checkpoint(command, monkeypatch, MODEL_DIR=repr(str(runs / "stopped")))
+  return shutil.copytree(runs / "stopped", tmp_path / "model")
 
 
 def _kill_at(monkeypatch, step):
@@ -56,7 +71,9 @@ def _kill_at(monkeypatch, step):
   monkeypatch.setattr(Stream, "__next__", next_batch)
 
 
-@pytest.mark.parametrize("step", range(1, TOTAL_STEPS))
+@pytest.mark.parametrize(
+  "step", [1, 3, 5, *(pytest.param(step, marks=pytest.mark.soak) for step in range(2, TOTAL_STEPS, 2))]
+)
 def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   step, reference, command, tmp_path, monkeypatch
 ):
@@ -70,26 +87,35 @@ def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
 
 
+@pytest.fixture
+def killed_after_saving(runs, command, monkeypatch):
+  """The directory of a run that was killed when the whole of its second checkpoint was written."""
+
+  def save(model_dir, state, plan, original=checkpoints.save_checkpoint):
+    original(model_dir, state, plan)
+    if int(state.step) > CHECKPOINT_PERIOD:
+      raise Killed
+
+  directory = runs / "killed_after_saving"
+  if not directory.exists():
+    with monkeypatch.context() as patch:
+      patch.setattr(trainer, "save_checkpoint", save)
+      with pytest.raises(Killed):
+        main.main(command(MODEL_DIR=repr(str(directory))))
+  return directory
+
+
 @pytest.mark.parametrize("written_before_the_kill", ["nothing", "plan", "state", "everything but the marker"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
-  written_before_the_kill, reference, command, tmp_path, monkeypatch, capsys
+  written_before_the_kill, killed_after_saving, reference, command, tmp_path, capsys
 ):
-  def save(model_dir, state, plan, original=checkpoints.save_checkpoint):
-    if int(state.step) == CHECKPOINT_PERIOD:
-      return original(model_dir, state, plan)
-    directory = checkpoints.checkpoint_directory(model_dir, int(state.step))
-    original(model_dir, state, plan)
-    plan_only = ["data_plan.json"]
-    kept = {"nothing": [], "plan": plan_only, "state": [*plan_only, "state"]}.get(written_before_the_kill)
-    for path in list(directory.iterdir()):
-      if path.name == checkpoints.COMMITTED or (kept is not None and path.name not in kept):
-        path.rmtree() if path.is_dir() else path.unlink()
-    raise Killed
-
-  with monkeypatch.context() as patch:
-    patch.setattr(trainer, "save_checkpoint", save)
-    with pytest.raises(Killed):
-      main.main(command())
+  shutil.copytree(killed_after_saving, tmp_path / "model")
+  plan_only = ["data_plan.json"]
+  kept = {"nothing": [], "plan": plan_only, "state": [*plan_only, "state"]}.get(written_before_the_kill)
+  for path in list((tmp_path / "model" / f"checkpoint_{2 * CHECKPOINT_PERIOD}").iterdir()):
+    if path.name == checkpoints.COMMITTED or (kept is not None and path.name not in kept):
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+  capsys.readouterr()
   main.main(command())
   assert "checkpoint_6 was never finished" in capsys.readouterr().err
   comparison = compare_runs(reference, tmp_path / "model")
@@ -117,16 +143,14 @@ def _logged(model_dir):
   return [record for start in read_step_log(model_dir) for record in start] if model_dir.exists() else []
 
 
-def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, command, tmp_path, monkeypatch):
-  _stop_after_a_checkpoint(command, monkeypatch)
-
+def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, stopped, command, monkeypatch):
   def seek(stream, step, original=Stream.seek):
     original(stream, step + 1 if step == CHECKPOINT_PERIOD else step)
 
   with monkeypatch.context() as patch:
     patch.setattr(Stream, "seek", seek)
     main.main(command())
-  comparison = compare_runs(reference, tmp_path / "model")
+  comparison = compare_runs(reference, stopped)
   assert not comparison.identical
   assert comparison.identical_batches == CHECKPOINT_PERIOD
   assert "losses DIFFERENT, parameters DIFFERENT" in comparison.verdict
@@ -200,8 +224,7 @@ def _forge_plan(model_dir, before, after):
     ({"datasets.DatasetConfig.epoch_policy": "'same'"}, "epoch_policy"),
   ],
 )
-def test_resuming_under_another_configuration_is_refused(bindings, field, command, monkeypatch):
-  _stop_after_a_checkpoint(command, monkeypatch)
+def test_resuming_under_another_configuration_is_refused(bindings, field, stopped, command):
   with pytest.raises(AnystepError) as refused:
     main.main(command(**bindings))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
@@ -209,34 +232,30 @@ def test_resuming_under_another_configuration_is_refused(bindings, field, comman
   assert refused.value.fields["expected"] != refused.value.fields["got"]
 
 
-def test_resuming_another_model_is_refused_with_the_leaf_that_differs(command, monkeypatch):
-  _stop_after_a_checkpoint(command, monkeypatch)
+def test_resuming_another_model_is_refused_with_the_leaf_that_differs(stopped, command):
   with pytest.raises(AnystepError) as refused:
     main.main(command(**{"network.T5Config.mlp_dim": 32}))
   assert (refused.value.code, refused.value.kind) == (76, "checkpoint_tree")
   assert "mlp" in refused.value.fields["leaf"]
 
 
-def test_checkpoints_that_cannot_be_read_never_mean_step_0(command, tmp_path, monkeypatch, capsys):
-  main.main(command())
-  directory = tmp_path / "model"
-  (directory / "checkpoint_7" / "integrity.json").write_text("{")
+def test_checkpoints_that_cannot_be_read_never_mean_step_0(trained, command, capsys):
+  (trained / "checkpoint_7" / "integrity.json").write_text("{")
   capsys.readouterr()
   main.main(command())
   captured = capsys.readouterr()
   assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_integrity" in captured.err
   assert "resumed from checkpoint_6" in captured.out
   for step in (3, 6, 7):
-    (directory / f"checkpoint_{step}" / "state" / "manifest.ocdbt").unlink()
+    (trained / f"checkpoint_{step}" / "state" / "manifest.ocdbt").unlink()
   with pytest.raises(AnystepError) as refused:
     main.main(command())
   assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
 
 
 @pytest.mark.parametrize("damage", ["a bit of an array", "a byte cut off", "a file lost"])
-def test_a_damaged_checkpoint_means_the_one_before(damage, reference, command, tmp_path, capsys):
-  main.main(command())
-  state = tmp_path / "model" / "checkpoint_7" / "state"
+def test_a_damaged_checkpoint_means_the_one_before(damage, reference, trained, command, capsys):
+  state = trained / "checkpoint_7" / "state"
   data = max((path for path in state.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
   content = bytearray(data.read_bytes())
   content[len(content) // 2] ^= 1
@@ -248,9 +267,9 @@ def test_a_damaged_checkpoint_means_the_one_before(damage, reference, command, t
   captured = capsys.readouterr()
   assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_file" in captured.err
   assert "resumed from checkpoint_6" in captured.out
-  assert compare_runs(reference, tmp_path / "model").identical
+  assert compare_runs(reference, trained).identical
   # What could not be read is kept for whoever wants to look at it.
-  assert len(list((tmp_path / "model").glob("unreadable_checkpoint_7_*"))) == 1
+  assert len(list(trained.glob("unreadable_checkpoint_7_*"))) == 1
 
 
 @pytest.mark.parametrize("foreign", [["checkpoint"], ["state", "commit_success.txt"], ["integrity.json"]])
@@ -278,14 +297,13 @@ def test_a_configuration_that_changed_is_said_and_kept(command, tmp_path, capsys
   assert "DROPOUT_RATE = 0.5" in (tmp_path / "model" / "config.gin").read_text()
 
 
-def test_fewer_steps_than_were_trained_are_refused(command):
-  main.main(command())
+def test_fewer_steps_than_were_trained_are_refused(trained, command):
   with pytest.raises(AnystepError) as refused:
     main.main(command(TRAIN_STEPS=5))
   assert (refused.value.code, refused.value.kind) == (78, "total_steps")
 
 
-def test_a_finished_run_is_only_evaluated_again(command, capsys):
+def test_a_finished_run_is_only_evaluated_again(command):
   evaluated = command(EVAL_DATASET="@eval/datasets.DatasetConfig()")
   first = main.prepare(evaluated).run()
   again = main.prepare(evaluated).run()
@@ -320,12 +338,10 @@ def test_dry_run_prints_the_configuration_and_trains_nothing(command, tmp_path, 
   assert not (tmp_path / "model").exists()
 
 
-def test_the_run_leaves_tensorboard_events(command, tmp_path):
-  shutil.rmtree(tmp_path / "model", ignore_errors=True)
-  main.main(command())
+def test_the_run_leaves_tensorboard_events(reference):
   from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-  events = EventAccumulator(str(tmp_path / "model" / "train"), size_guidance={"tensors": 0})
+  events = EventAccumulator(str(reference / "train"), size_guidance={"tensors": 0})
   events.Reload()
   assert {"loss", "accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
   assert [event.step for event in events.Tensors("loss")] == list(range(1, TOTAL_STEPS + 1))
