@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.examples import Batch, Ragged
+from anystep.examples import Batch, Ragged, padding
 from anystep.packed_rows import Spans, packed_spans, segment_numbers
 
 Rows = dict[str, Any]
@@ -147,7 +147,7 @@ class PrefixLMConverter:
       return Spans(rows=whole.rows, starts=part_starts, lengths=lengths, shape=whole.shape)
 
     inputs_part, targets_part = part(starts, num_inputs), part(starts + num_inputs, num_targets)
-    values = np.zeros(whole.shape, targets.values.dtype)
+    values = padding(whole.shape, targets.values.dtype)
     inputs_part.write(inputs, values)
     targets_part.write(targets, values)
     tokens = Tokens(values) if counts is None else Tokens(values, *_numbers(whole, counts))
@@ -295,7 +295,7 @@ def _tokens(feature: Ragged, length: int, counts: np.ndarray | None) -> Tokens:
   if counts is None:
     return Tokens(feature.to_padded(length))
   spans = packed_spans(np.minimum(feature.lengths, length), counts, length)
-  values = np.zeros(spans.shape, feature.values.dtype)
+  values = padding(spans.shape, feature.values.dtype)
   spans.write(feature, values)
   return Tokens(values, *_numbers(spans, counts))
 

@@ -56,8 +56,8 @@ class Ragged:
     )
 
   def to_padded(self, length: int) -> np.ndarray:
-    """`(rows, length, ...)`: each row cut or filled with zeros at its end."""
-    padded = np.zeros((len(self), length, *self.values.shape[1:]), self.values.dtype)
+    """`(rows, length, ...)`: each row cut or filled with zeros, texts with empty ones, at its end."""
+    padded = padding((len(self), length, *self.values.shape[1:]), self.values.dtype)
     starts = np.zeros(len(self), np.int64)
     self.write(padded, rows=np.arange(len(self)), starts=starts, lengths=np.minimum(self.lengths, length))
     return padded
@@ -86,6 +86,11 @@ def _write(values, sizes, rows, starts, lengths, out):
   for k in range(len(sizes)):
     out[rows[k], starts[k] : starts[k] + lengths[k]] = values[first : first + lengths[k]]
     first += sizes[k]
+
+
+def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+  """What stands where there is no data: zeros, for objects empty bytes, as TensorFlow pads."""
+  return np.full(shape, b"", object) if dtype.hasobject else np.zeros(shape, dtype)
 
 
 Batch = Mapping[str, Ragged | np.ndarray]

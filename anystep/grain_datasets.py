@@ -93,7 +93,8 @@ class PlanSelectionMap(DatasetSelectionMap):
     num_steps: how many steps the dataset has; by default all whole batches of a plan that ends.
 
   Raises:
-    AnystepError: 78 `num_steps` where nothing says how many, or the plan ends before.
+    AnystepError: 78 `num_steps` where nothing says how many, or the plan ends before; `unit_tables` for a
+      plan that packs or filters.
   """
 
   def __init__(self, plan: Plan, caches: list[Cache], *, num_steps: int | None = None):
@@ -112,6 +113,14 @@ class PlanSelectionMap(DatasetSelectionMap):
       )
     by_name: Mapping[str, Cache] = {cache.manifest.task: cache for cache in caches}
     self._plan = plan.on_caches(by_name)
+    if self._plan.unit_tables:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "unit_tables",
+        expected="a plan whose rows are the caches' examples, each one",
+        got=f"packing {plan.packing}, unit tables of {', '.join(sorted(self._plan.unit_tables))}",
+        fix="use StreamDataset, which packs and filters too",
+      )
     self._caches = [by_name[name] for name in plan.task_names]
     self._dataset_of = np.array([caches.index(by_name[name]) for name in plan.task_names])
     starts = [min(segment.start_step, num_steps) for segment in plan.segments] + [num_steps]

@@ -12,7 +12,8 @@ import numpy as np
 
 from anystep.compiled import compiled
 
-_WINDOW_RECORDS = 256
+# Best fit chooses among so many records at a time.
+WINDOW_RECORDS = 256
 
 
 class PackingPolicy(enum.StrEnum):
@@ -121,13 +122,13 @@ def _best_fit(
   records = np.empty(num_records, np.int64)
   num_packs = 0
   # Of the window's open packs, in the order in which they were opened.
-  room = np.empty((_WINDOW_RECORDS, num_features), np.int64)
-  room_weights = np.empty(_WINDOW_RECORDS, weights.dtype)
-  sizes = np.empty(_WINDOW_RECORDS, np.int64)
-  next_places = np.empty(_WINDOW_RECORDS, np.int64)
-  chosen_packs = np.empty(_WINDOW_RECORDS, np.int64)
-  for start in range(0, num_records, _WINDOW_RECORDS):
-    stop = min(start + _WINDOW_RECORDS, num_records)
+  room = np.empty((WINDOW_RECORDS, num_features), np.int64)
+  room_weights = np.empty(WINDOW_RECORDS, weights.dtype)
+  sizes = np.empty(WINDOW_RECORDS, np.int64)
+  next_places = np.empty(WINDOW_RECORDS, np.int64)
+  chosen_packs = np.empty(WINDOW_RECORDS, np.int64)
+  for start in range(0, num_records, WINDOW_RECORDS):
+    stop = min(start + WINDOW_RECORDS, num_records)
     num_open = 0
     for place in np.argsort(-weights[start:stop], kind="mergesort"):  # Stable: ties by record.
       record = start + place

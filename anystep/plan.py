@@ -421,6 +421,15 @@ class Plan:
         tables[name], shard_units[name] = table, table.shard_units
       elif caches[name].manifest.layout == AS_IS:
         shard_units[name] = caches[name].manifest.shard_records
+    packed = {name: list(table.features) for name, table in tables.items()}
+    if self.packing is not PackingPolicy.NONE and len({tuple(features) for features in packed.values()}) > 1:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "packing_features",
+        expected="the same features of rank 1 with a length in all tasks of a mixture",
+        got=packed,
+        fix="mix tasks whose preprocessors make the same features, or give lengths of those they share alone",
+      )
     return dataclasses.replace(self, unit_tables=tables, shard_units=shard_units)
 
   def _table_of(

@@ -12,6 +12,7 @@ import numpy as np
 
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, Turns, numbered
+from anystep.packing import WINDOW_RECORDS, PackingPolicy
 from anystep.plan import BatchRows, Plan
 from anystep.read_pool import held_bytes
 from anystep.unit_tables import Members, ranges
@@ -75,8 +76,18 @@ class _Window:
     return held_bytes(self.records.tolist())
 
 
+class _Part:
+  """A block whose records are in several windows, and how many of those nobody asked for yet."""
+
+  __slots__ = ("left", "records")
+
+  def __init__(self, records: list[bytes], left: int):
+    self.records = records
+    self.left = left
+
+
 # Rows of a batch, where their units are, and which of the units there they are.
-_Part = tuple[np.ndarray, _Window, np.ndarray]
+_RowsOfWindow = tuple[np.ndarray, _Window, np.ndarray]
 
 
 class RecordReader:
@@ -112,6 +123,7 @@ class RecordReader:
     self._owner = next(_owners)
     self._lock = threading.Lock()
     self._first_blocks: dict[tuple[int, int, int], list[bytes]] = {}
+    self._in_units: dict[tuple[int, int], np.ndarray] = {}
     manifests = [cache.manifest for cache in self._caches]
     self._tables = [plan.unit_tables.get(name) for name in plan.task_names]
     self.features = sorted({name for table in self._tables if table for name in table.features})
@@ -128,8 +140,13 @@ class RecordReader:
     self._block_turns = np.minimum(self._block_records, [units.max() for units in shard_units])
     # Records to be held so that no block is read twice, and the bytes of one, in its file and in memory.
     num_examples = np.array([m.num_examples for m in manifests], np.int64)
-    unit_records = [t.shard_records.sum() / t.num_units if t else 1 for t in self._tables]
-    self._wanted = np.minimum(self._shards_touched * self._block_turns * unit_records, num_examples)
+    # A window's units have records besides in blocks that it uses a part of, best fit's anywhere in 256.
+    unit_records = np.array([t.shard_records.sum() / t.num_units if t else 1 for t in self._tables])
+    part_records = np.where([t is not None for t in self._tables], self._block_records, 0)
+    if plan.packing is PackingPolicy.BEST_FIT:
+      part_records = np.maximum(part_records, WINDOW_RECORDS)
+    held_records = self._block_turns * unit_records + part_records
+    self._wanted = np.minimum(self._shards_touched * held_records, num_examples)
     if self._is_global:
       self._wanted = num_examples
     file_bytes = np.array([sum(file.bytes for file in m.record_files) for m in manifests])
@@ -184,7 +201,7 @@ class RecordReader:
       else joined(np.zeros((0, len(self.features)), np.int64), (w.members.lengths for w in windows)),
     )
 
-  def _read_turns(self, task: np.ndarray, turns: Turns) -> Iterator[_Part]:
+  def _read_turns(self, task: np.ndarray, turns: Turns) -> Iterator[_RowsOfWindow]:
     """Units by windows."""
     if not len(task):
       return
@@ -242,10 +259,10 @@ class RecordReader:
     places = self._order.places(np.repeat(task, sizes), turns)
     windows = []
     for key, begin, end in zip(keys, (ends - sizes).tolist(), ends.tolist(), strict=True):
-      windows.append(self._read_window(key[0], key[2], places[begin:end]))
+      windows.append(self._read_window(*key[:3], places[begin:end]))
     return windows
 
-  def _read_window(self, k: int, shard: int, places: np.ndarray) -> _Window:
+  def _read_window(self, k: int, epoch: int, shard: int, places: np.ndarray) -> _Window:
     """Units of a shard, by the blocks that they are in."""
     members = self._members(k, shard, places)
     if members is not None:
@@ -258,7 +275,7 @@ class RecordReader:
     if members is None:
       read = self._read_blocks(k, shard, np.unique(blocks).tolist())
     else:
-      read = self._read_parts(k, shard, blocks)
+      read = self._read_parts(k, epoch, shard, blocks)
     records = [read[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
     return _Window(_objects(records), places, members)
 
@@ -274,22 +291,32 @@ class RecordReader:
     lengths[:, self._columns[k]] = members.lengths
     return members._replace(lengths=lengths)
 
-  def _read_parts(self, k: int, shard: int, blocks: np.ndarray) -> dict[int, list[bytes]]:
-    """The blocks of some records; those with records that were not yet asked for are held."""
+  def _read_parts(self, k: int, epoch: int, shard: int, blocks: np.ndarray) -> dict[int, list[bytes]]:
+    """The blocks of some records; those with records that the epoch did not yet ask for are held."""
     numbers, used = np.unique(blocks, return_counts=True)
-    held = {block: self._pool.get((self._owner, (k, shard, block))) for block in numbers.tolist()}
-    read = self._read_blocks(k, shard, [block for block, window in held.items() if window is None])
+    keys = {block: (self._owner, (k, epoch, shard, "part", block)) for block in numbers.tolist()}
+    held = {block: self._pool.get(key) for block, key in keys.items()}
+    read = self._read_blocks(k, shard, [block for block, part in held.items() if part is None])
+    in_units = self._records_in_units(k, shard)
     parts = {}
     for block, count in zip(numbers.tolist(), used.tolist(), strict=True):
-      key = (self._owner, (k, shard, block))
-      window = held[block] or _Window(_objects(read[block]), numbers)
-      window.left -= count
-      parts[block] = window.records.tolist()
-      if window.left <= 0:
-        self._pool.drop(key)
+      part = held[block] or _Part(read[block], int(in_units[block]))
+      part.left -= count
+      parts[block] = part.records
+      if part.left <= 0:
+        self._pool.drop(keys[block])
       elif held[block] is None:
-        self._pool.hold(key, window, window.held_bytes)
+        self._pool.hold(keys[block], part, held_bytes(part.records))
     return parts
+
+  def _records_in_units(self, k: int, shard: int) -> np.ndarray:
+    """How many records of each block of a shard are in some unit, `(blocks,) int64`."""
+    if (k, shard) not in self._in_units:
+      table, records = self._tables[k], int(self._caches[k].manifest.shard_records[shard])
+      places = np.arange(records) if table is None else table.kept(shard)
+      num_blocks = -(-records // int(self._block_records[k]))
+      self._in_units[k, shard] = np.bincount(places // self._block_records[k], minlength=num_blocks)
+    return self._in_units[k, shard]
 
   def _read_blocks(self, k: int, shard: int, blocks: Iterable[int]) -> dict[int, list[bytes]]:
     wanted = [(k, shard, block) for block in blocks]
@@ -297,7 +324,7 @@ class RecordReader:
     rest = [block for _, _, block in wanted if block not in read]
     return read | dict(zip(rest, self._caches[k].read_blocks(shard, rest), strict=True))
 
-  def _read_global(self, task: np.ndarray, turns: Turns) -> Iterator[_Part]:
+  def _read_global(self, task: np.ndarray, turns: Turns) -> Iterator[_RowsOfWindow]:
     """Units whose places follow no order, by shards."""
     places = self._order.places(task, turns)
     for k in np.unique(task).tolist():

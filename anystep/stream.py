@@ -14,12 +14,12 @@ from etils import epath
 from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import Batch, Ragged
+from anystep.examples import Batch, Ragged, padding
 from anystep.memory import keep_freed_memory
-from anystep.plan import PADDING_TASK, BatchRows, Plan, Transforms, checked_rows
+from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
 from anystep.record_reader import UnitRecords
 from anystep.task_examples import TaskExamples
-from anystep.transforms import Transform, as_transform
+from anystep.transforms import Transform, Transforms, transforms_by_task
 
 __all__ = ["Stream", "find_cache", "open_stream"]
 
@@ -55,8 +55,8 @@ def open_stream(
 
   Raises:
     AnystepError: 66 and 65 as `open_cache`; 76 where caches or transforms are not those the plan was made
-      for; 78 `transform` for a plain function, `rows` where hosts cannot share a batch, `mixture_features`
-      where tasks have no features in common.
+      for; 78 as `transforms_by_task`, `feature_converter`, `prefetch_batches`, `rows` where hosts cannot
+      share a batch, `mixture_features` where tasks have no features in common.
   """
   if isinstance(cache_dirs, Mapping):
     caches = dict(cache_dirs)
@@ -72,8 +72,17 @@ def open_stream(
       got=", ".join(sorted(caches)),
       fix=f"give the caches of {', '.join(missing)} too",
     )
-  by_task = {name: as_transform(value) for name, value in (transforms or {}).items()}
-  known = {name: transform for name, transform in by_task.items() if transform is not None}
+  if type(prefetch_batches) is not int or prefetch_batches < 0:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "prefetch_batches",
+      expected="a whole number >= 0",
+      got=repr(prefetch_batches),
+      fix="give the number of batches that are made ahead, or 0",
+    )
+  _check_converter(feature_converter)
+  by_task = transforms_by_task(transforms, plan.tasks, others=caches)
+  known = {name: transform for name, transform in by_task.items() if name in plan.tasks}
   return Stream(
     plan.on_caches(caches, known),
     {name: caches[name] for name in plan.tasks},
@@ -82,6 +91,21 @@ def open_stream(
     transforms=known,
     prefetch_batches=prefetch_batches,
   )
+
+
+def _check_converter(converter: object) -> None:
+  """Refuses what cannot be called as our converters are, SeqIO's own among it."""
+  is_seqios = hasattr(converter, "get_model_feature_lengths")
+  if converter is not None and (is_seqios or isinstance(converter, type) or not callable(converter)):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_converter",
+      expected="a converter of this library, such as EncoderDecoderConverter()",
+      got=repr(converter),
+      fix="wrap SeqIO's: anystep.tasks.converters.native_converter(converter)"
+      if is_seqios
+      else "give an instance",
+    )
 
 
 def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
@@ -307,7 +331,7 @@ def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragge
     lengths = np.zeros(len(real), np.int64)
     lengths[real] = values.lengths
     return Ragged(values.values, lengths)
-  spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
+  spread = padding((len(real), *values.shape[1:]), values.dtype)
   spread[real] = values
   return spread
 

@@ -125,7 +125,18 @@ class TaskExamples:
     manifest = self._caches[k].manifest
     indices = self._caches[k].index_of(where.shard, where.place)
     which = Records(where.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
-    return transform(batch, which)
+    made = {name: _sequences(feature) for name, feature in transform(batch, which).items()}
+    rows = {name: len(feature) for name, feature in made.items() if len(feature) != len(records)}
+    if rows:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "transform_output",
+        task=manifest.task,
+        expected=f"{len(records)} rows of each feature",
+        got=rows,
+        fix="let the transform make as many rows as it is given, in their order",
+      )
+    return made
 
   def _parse(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
     try:
@@ -199,6 +210,14 @@ def _described(batch: Batch) -> dict[str, Feature]:
     shape = (None, *values.shape[1:]) if isinstance(feature, Ragged) else values.shape[1:]
     described[name] = Feature(dtype=dtype, shape=shape)
   return described
+
+
+def _sequences(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
+  """Rows of sequences that happen to be of one length are ragged like any others."""
+  if isinstance(feature, Ragged) or feature.ndim < 2:
+    return feature
+  rows, length, *inner = feature.shape
+  return Ragged(feature.reshape(rows * length, *inner), np.full(rows, length, np.int64))
 
 
 def _no_rows(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:

@@ -123,11 +123,11 @@ def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | N
     return None
   transforms = value if isinstance(value, Sequence) else [value]
   for transform in transforms:
-    if not isinstance(transform, Transform):
+    if not isinstance(transform, Transform) or not hasattr(transform, "identity"):
       raise AnystepError(
         ExitCode.CONFIG,
         "transform",
-        expected="transforms",
+        expected="transforms, each with an identity",
         got=repr(transform),
         fix="wrap a function of an example in Map, RandomMap or Filter, one of a batch in MapBatch",
       )

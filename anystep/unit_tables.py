@@ -111,6 +111,10 @@ class UnitTable:
     entries = ranges(starts, counts)
     return Members(counts, own.records[entries].astype(np.int64), own.lengths[entries].astype(np.int64))
 
+  def kept(self, shard: int) -> np.ndarray:
+    """Places of the shard's records that are in some unit, `(records,)`, in no order."""
+    return self._shard(shard).records
+
   def unit_of(self, shard: int, record: int) -> int | None:
     """The place of the unit that has a record of the shard; None for a record that is dropped."""
     own = self._shard(shard)

@@ -84,7 +84,7 @@ def span_corruption(
     room["inputs"], room["targets"], noise_density=noise_density, mean_span_tokens=mean_span_tokens
   )
   vocabulary = output_features["inputs"].vocabulary
-  num_spans = _noise_counts(chunk_tokens, noise_density, mean_span_tokens)[1]
+  num_spans = noise_and_spans(chunk_tokens, noise_density, mean_span_tokens)[1]
   if num_spans > (vocabulary.extra_ids or 0):
     raise AnystepError(
       ExitCode.CONFIG,
@@ -121,7 +121,7 @@ def span_corruption_chunk(
   """
 
   def fits(tokens: int) -> bool:
-    num_noise, num_spans = _noise_counts(tokens, noise_density, mean_span_tokens)
+    num_noise, num_spans = noise_and_spans(tokens, noise_density, mean_span_tokens)
     return tokens - num_noise + num_spans <= inputs_tokens and num_noise + num_spans <= targets_tokens
 
   chunk = 2
@@ -138,7 +138,7 @@ def span_corruption_chunk(
   return chunk
 
 
-def _noise_counts(tokens: int, noise_density: float, mean_span_tokens: float) -> tuple[int, int]:
+def noise_and_spans(tokens: int, noise_density: float, mean_span_tokens: float) -> tuple[int, int]:
   """Corrupted tokens and spans of at least two tokens; `_noise_mask` says the same in the graph."""
   num_noise = min(max(math.floor(tokens * noise_density + 0.5), 1), tokens - 1)
   num_spans = max(math.floor(num_noise / mean_span_tokens + 0.5), 1)

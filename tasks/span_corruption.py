@@ -9,7 +9,7 @@ import numpy as np
 
 from anystep.compiled import compiled
 from anystep.examples import Ragged
-from anystep.tasks.preprocessors import _noise_counts
+from anystep.tasks.preprocessors import noise_and_spans
 from anystep.tasks.stateless_random import uniform_floats, uniform_ints
 
 
@@ -34,7 +34,7 @@ def noise_counts(chunk_tokens: int, *, noise_density: float, mean_span_tokens: f
   A chunk of fewer than two tokens has those of two, and is cut afterwards.
   """
   return np.array(
-    [_noise_counts(max(tokens, 2), noise_density, mean_span_tokens) for tokens in range(chunk_tokens + 1)]
+    [noise_and_spans(max(tokens, 2), noise_density, mean_span_tokens) for tokens in range(chunk_tokens + 1)]
   )
 
 

@@ -1,6 +1,7 @@
 """JAX as strict as it goes, on eight virtual CPU devices, and golden files."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,15 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="anystep-compiled-"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# What tests run is small: it takes longer to optimize than to run.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+# Tests start many programs, which import the same: where the environment keeps no bytecode (TensorFlow's
+# alone takes 7 s to compile), they share it as long as the tests run.
+if sys.dont_write_bytecode:
+  _BYTECODE = tempfile.TemporaryDirectory(prefix="anystep-bytecode-")
+  sys.dont_write_bytecode, sys.pycache_prefix = False, _BYTECODE.name
+  os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+  os.environ["PYTHONPYCACHEPREFIX"] = _BYTECODE.name
 
 
 def pytest_addoption(parser):

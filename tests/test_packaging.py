@@ -99,6 +99,11 @@ def test_the_programs_work_beside_a_users_own_tasks_and_train_modules(installed)
     "--gin.MIXTURE_OR_TASK_MODULE='tasks'",
     "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}",
     "--gin.TRAIN_STEPS=2",
+    "--gin.BATCH_SIZE=8",
+    "--gin.network.T5Config.emb_dim=8",
+    "--gin.network.T5Config.num_heads=2",
+    "--gin.network.T5Config.head_dim=4",
+    "--gin.network.T5Config.mlp_dim=16",
     "--gin.network.T5Config.num_encoder_layers=1",
     "--gin.network.T5Config.num_decoder_layers=1",
   )
@@ -112,7 +117,7 @@ def test_modules_run_as_programs_too(installed):
 
 def test_everything_is_one_package(installed):
   listing = (
-    "import anystep, anystep.tasks.stdlib, anystep.cache_job, anystep.train, anystep.gin_configs, pathlib;"
+    "import anystep, anystep.tasks, anystep.cache_job, anystep.train, anystep.gin_configs, pathlib;"
     "root = pathlib.Path(anystep.__file__).parent;"
     "print(*sorted(p.relative_to(root).as_posix() for p in root.rglob('*') if p.suffix != '.pyc'), sep='\\n')"
   )

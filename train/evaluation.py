@@ -38,7 +38,8 @@ def evaluate(
   score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
   examples, outputs = [], []
   assert plan.num_steps is not None, "an evaluation ends"
-  progress = Progress(f"evaluate {config.split}", total=data.dataset.num_examples, unit="examples")
+  num_units = sum(task.num_units for task in plan.tasks.values())
+  progress = Progress(f"evaluate {config.split}", total=num_units, unit="examples")
   with data.open_stream() as stream, progress:
     for step in range(plan.num_steps):
       planned = plan.batch(step)

@@ -13,6 +13,7 @@ from anystep.digest import batch_digest
 from anystep.errors import AnystepError
 from anystep.grain_datasets import PlanSelectionMap, StreamDataset
 from anystep.plan import Plan
+from anystep.python_transforms import Filter
 
 RATES = {"a": 1, "b": 2, "c": 5}
 
@@ -129,3 +130,19 @@ def test_a_selection_map_does_not_go_beyond_the_data(plan, opened):
   selection = PlanSelectionMap(plan, opened)
   with pytest.raises(IndexError):
     selection[len(selection)]
+
+
+def keeps_some(example):
+  return example["number"] % 3 > 0
+
+
+@pytest.mark.parametrize("packing", ["none", "greedy"])
+def test_a_mixture_of_single_examples_is_not_made_of_a_plan_that_packs_or_filters(opened, packing):
+  transforms = {cache.manifest.task: Filter(keeps_some) for cache in opened}
+  lengths = {"inputs": 16}
+  plan = Plan.start(
+    opened, rates=RATES, batch_size=4, feature_lengths=lengths, packing=packing, transforms=transforms
+  )
+  with pytest.raises(AnystepError) as refused:
+    PlanSelectionMap(plan, opened, num_steps=3)
+  assert (refused.value.code, refused.value.kind) == (78, "unit_tables")

@@ -109,13 +109,13 @@ class Order:
     self.transforms = dict.fromkeys(built, chain) if chain else {}
     self.plan = self.start(rates)
 
-  def start(self, rates, *, batch_size=24):
+  def start(self, rates, *, batch_size=24, num_epochs=2):
     return Plan.start(
       opened(self.built, rates).values(),
       rates=rates,
       batch_size=batch_size,
       feature_lengths=LENGTHS,
-      num_epochs=2,
+      num_epochs=num_epochs,
       seed=SEED,
       transforms=self.transforms,
       **self.settings,
@@ -261,6 +261,35 @@ def test_files_as_they_are_can_be_packed_and_filtered(built, tmp_path):
     with open_stream(plan, tmp_path, transforms=transforms) as stream:
       digests = [expected.digest(step) for step in range(expected.num_steps)]
       assert [batch_digest(batch) for batch in stream] == digests
+
+
+@pytest.mark.parametrize("name", ["greedy", "best_fit", "filtered", "longer_best_fit"])
+@pytest.mark.parametrize("prefetch_batches", [0, 4])
+def test_of_an_epoch_that_was_read_nothing_is_held(built, name, prefetch_batches):
+  order, pool = Order(built, name, rates={"a": 1}), ReadPool()
+  plan = order.start({"a": 1}, num_epochs=1)
+  stream = order.stream(plan, pool=pool, prefetch_batches=prefetch_batches)
+  used_bytes = [pool.used_bytes for _ in stream]
+  # Indexes of the two open files.
+  assert pool.used_bytes < 1000 < max(used_bytes)
+
+
+def test_tasks_that_are_packed_by_different_features_are_not_mixed(built):
+  def without(batch, records):
+    return {name: feature for name, feature in batch.items() if name != "inputs"}
+
+  transforms = {"b:x": MapBatch(without)}
+  error = refusal_of(
+    Plan.start,
+    opened(built, ["a", "b:x"]).values(),
+    rates={"a": 1, "b:x": 1},
+    batch_size=4,
+    feature_lengths=LENGTHS,
+    packing="greedy",
+    transforms=transforms,
+  )
+  assert (error.code, error.kind) == (78, "packing_features")
+  assert error.fields["got"] == {"a": ["inputs", "targets"], "b:x": ["targets"]}
 
 
 # What is refused

@@ -22,6 +22,7 @@ from expected_rows import ExpectedRows
 
 import oracle
 from anystep import containers
+from anystep.converters import EncoderDecoderConverter
 from anystep.digest import batch_digest, row_digests
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError
@@ -29,6 +30,7 @@ from anystep.examples import Ragged
 from anystep.plan import Plan
 from anystep.python_transforms import MapBatch
 from anystep.stream import STATE_VERSION, Stream, open_stream
+from anystep.transforms import Transform
 
 BATCH_SIZE = 12
 # 50 examples, 12 rows: batches cross epochs, and of 3 epochs the last batch has 6 rows of padding.
@@ -44,8 +46,8 @@ NUM_STEPS = 13  # of 3 epochs
 CONTAINERS = [containers.ARRAY_RECORD, containers.TFRECORD]
 
 
-def plan_of(cache, *, batch_size=BATCH_SIZE, **order):
-  return Plan.start(cache.open(), batch_size=batch_size, feature_lengths=caches.FEATURE_LENGTHS, **order)
+def plan_of(cache, *, batch_size=BATCH_SIZE, feature_lengths=caches.FEATURE_LENGTHS, **order):
+  return Plan.start(cache.open(), batch_size=batch_size, feature_lengths=feature_lengths, **order)
 
 
 def steps_of(plan, *, endless=10):
@@ -530,7 +532,14 @@ def test_transforms_see_the_examples_of_each_batch_with_their_epochs_and_indices
 
 
 def test_transforms_of_other_tasks_are_not_called(shared_cache, expected_digests):
-  assert digests_of(shared_cache, transforms={"other": None}) == expected_digests
+  transforms = {"other": MapBatch(None, identity="never called"), "demo": None}
+  assert digests_of(shared_cache, transforms=transforms) == expected_digests
+
+
+def test_a_misspelled_task_is_refused(shared_cache):
+  with pytest.raises(AnystepError) as refused:
+    opened(shared_cache, transforms={"Demo": MapBatch(None, identity="never called")})
+  assert (refused.value.code, refused.value.kind) == (78, "task_unknown")
 
 
 def test_the_converter_gets_examples_and_lengths_and_its_features_are_the_batch(shared_cache):
@@ -543,6 +552,80 @@ def test_the_converter_gets_examples_and_lengths_and_its_features_are_the_batch(
     for batch, expected in zip(converted, plain, strict=True):
       assert batch.keys() == {"twice"}
       assert caches.same_array(batch["twice"], 2 * expected["number"])
+
+
+class SeqiosConverter:
+  def get_model_feature_lengths(self):
+    pass
+
+  def __call__(self, dataset, lengths):
+    pass
+
+
+@pytest.mark.parametrize(
+  ("converter", "fix"),
+  [
+    (SeqiosConverter(), "native_converter"),
+    (EncoderDecoderConverter, "instance"),
+    ("encoder-decoder", "instance"),
+  ],
+)
+def test_what_is_no_converter_is_refused_before_anything_is_read(shared_cache, converter, fix):
+  with pytest.raises(AnystepError) as refused:
+    opened(shared_cache, feature_converter=converter)
+  assert (refused.value.code, refused.value.kind) == (78, "feature_converter")
+  assert fix in refused.value.fix
+
+
+@pytest.mark.parametrize("prefetch_batches", [-1, 1.5, True, None])
+def test_a_number_of_batches_ahead_that_is_none_is_refused(shared_cache, prefetch_batches):
+  with pytest.raises(AnystepError) as refused:
+    opened(shared_cache, prefetch_batches=prefetch_batches)
+  assert (refused.value.code, refused.value.kind) == (78, "prefetch_batches")
+
+
+def test_sequences_of_one_length_are_sequences(shared_cache):
+  def dense(batch, records):
+    return {"inputs": np.arange(3 * len(records.indices), dtype=np.int32).reshape(-1, 3)}
+
+  plan = plan_of(shared_cache, feature_lengths={"inputs": 5})
+  with opened(shared_cache, plan, transforms={"demo": MapBatch(dense)}) as stream:
+    assert next(stream)["inputs"].shape[1] == 5
+
+
+class Dropping(Transform):
+  identity = "drops the last"
+
+  def __call__(self, batch, records):
+    return {"number": batch["number"][:-1]}
+
+
+def test_a_transform_that_drops_unseen_is_refused(shared_cache):
+  with opened(shared_cache, transforms={"demo": Dropping()}, prefetch_batches=0) as stream:
+    with pytest.raises(AnystepError) as refused:
+      stream.batch(0)
+    assert (refused.value.code, refused.value.kind) == (78, "transform_output")
+
+
+class Nameless(Transform):
+  def __call__(self, batch, records):
+    return batch
+
+
+def test_a_transform_without_an_identity_is_refused(shared_cache):
+  with pytest.raises(AnystepError) as refused:
+    opened(shared_cache, transforms={"demo": Nameless()})
+  assert (refused.value.code, refused.value.kind) == (78, "transform")
+
+
+def test_texts_are_filled_with_empty_ones(shared_cache):
+  def texts(batch, records):
+    return {"words": Ragged.of_rows([np.array([b"a"] * (k % 3), object) for k in records.indices], object)}
+
+  plan = plan_of(shared_cache, feature_lengths={"words": 2}, num_epochs=1)
+  with opened(shared_cache, plan, transforms={"demo": MapBatch(texts)}) as stream:
+    words = np.concatenate([batch["words"] for batch in stream])
+  assert set(words.reshape(-1).tolist()) == {b"a", b""}
 
 
 # Where caches are

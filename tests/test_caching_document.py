@@ -1,0 +1,31 @@
+"""docs/caching.md names every flag of the program and every kind of error that the job can end with."""
+
+import pathlib
+import re
+
+from anystep.cache_job.main import define_flags
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCUMENT = (ROOT / "docs" / "caching.md").read_text()
+
+
+def test_every_flag_has_a_row_with_its_default_and_no_other_has():
+  rows = [line.split(" | ") for line in DOCUMENT.splitlines() if line.startswith("| `--")]
+  documented = {name: row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+  values = define_flags()
+  flags = {name: values[name] for name in values if values[name].help and not values[name].boolean}
+  switches = {name: values[name] for name in values if values[name].boolean}
+  own = {name: flag for name, flag in {**flags, **switches}.items() if name not in ("flagfile", "undefok")}
+  assert documented.keys() == own.keys()
+  for name, flag in own.items():
+    if flag.default and name != "module_import":
+      assert str(flag.default[0] if isinstance(flag.default, list) else flag.default) in documented[name]
+
+
+def test_every_kind_that_the_job_raises_is_in_the_table_of_errors():
+  raised = set()
+  for path in (ROOT / "cache_job").glob("*.py"):
+    raised |= set(re.findall(r"AnystepError\(\s*ExitCode\.\w+,\s*\"(\w+)\"", path.read_text()))
+  table = DOCUMENT[DOCUMENT.index("## Errors") :]
+  assert len(raised) > 12
+  assert [kind for kind in sorted(raised) if f"`{kind}`" not in table] == []
