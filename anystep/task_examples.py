@@ -125,7 +125,11 @@ class TaskExamples:
     manifest = self._caches[k].manifest
     indices = self._caches[k].index_of(where.shard, where.place)
     which = Records(where.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
-    made = {name: _sequences(feature) for name, feature in transform(batch, which).items()}
+    lengths = self._plan.feature_lengths
+    made = {
+      name: _sequences(feature) if name in lengths else feature
+      for name, feature in transform(batch, which).items()
+    }
     rows = {name: len(feature) for name, feature in made.items() if len(feature) != len(records)}
     if rows:
       raise AnystepError(
@@ -213,7 +217,7 @@ def _described(batch: Batch) -> dict[str, Feature]:
 
 
 def _sequences(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
-  """Rows of sequences that happen to be of one length are ragged like any others."""
+  """Rows of sequences that were filled to one length are cut and filled like any others."""
   if isinstance(feature, Ragged) or feature.ndim < 2:
     return feature
   rows, length, *inner = feature.shape

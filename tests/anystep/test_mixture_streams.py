@@ -544,14 +544,14 @@ def test_features_missing_after_transforms_are_refused(built):
   "filled", [{"one": 5}, {"other": 5}, {"one": 5, "other": 3}, {"one": 3, "other": 3}], ids=str
 )
 def test_sequences_that_transforms_filled_join_with_others(of_features, filled, lengths):
-  """Filled to one length in all tasks they are arrays, no sequences any more, and left as they are."""
+  """Filled to one length in all tasks they are left as they are where the plan has no length for them."""
 
   def fill(length):
     return MapBatch(lambda batch, records: {**batch, "tokens": batch["tokens"].to_padded(length)})
 
   one = of_features("one", number=NUMBER, tokens=TOKENS)
   other = of_features("other", number=NEGATIVE, tokens=TOKENS)
-  are_sequences = filled != {"one": 3, "other": 3}
+  are_sequences = filled != {"one": 3, "other": 3} or bool(lengths)
   transforms = {name: fill(length) for name, length in filled.items()}
   stream, expected, _ = pair(one, other, lengths=lengths, transforms=transforms)
   with stream:
