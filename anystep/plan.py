@@ -20,10 +20,10 @@ from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import AS_IS, canonical_json, is_count
 from anystep.mixing import Mixing, exact_share
 from anystep.packing import PackingPolicy
+from anystep.planned_tables import check_packed_alike, made_tables, table_for, table_missing
 from anystep.planned_task import PlannedTask
 from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
-from anystep.transforms import Transform, Transforms, transforms_by_task
-from anystep.unit_surveys import make_unit_table, needs_unit_table, table_made_for
+from anystep.transforms import Transforms, transforms_by_task
 from anystep.unit_tables import UnitTable, find_unit_table
 
 PLAN_VERSION = 1
@@ -164,7 +164,7 @@ class Plan:
     _check_asked(by_name, rates, batch_size=batch_size, lanes=lanes)
     wanted = {name: cache for name, cache in by_name.items() if exact_share(name, rates.get(name, 0))}
     own = transforms_by_task(transforms, by_name)
-    tables = _made_tables(wanted, own, packing=PackingPolicy(packing), feature_lengths=lengths)
+    tables = made_tables(wanted, own, packing=PackingPolicy(packing), feature_lengths=lengths)
     planned = {name: PlannedTask.of(cache, tables.get(name)) for name, cache in by_name.items()}
     segment = _segment(
       planned,
@@ -232,7 +232,7 @@ class Plan:
     _check_asked({**self.tasks, **unknown}, rates, batch_size=batch_size, lanes=lanes)
     lengths = self.feature_lengths
     own = transforms_by_task(transforms, unknown, others=self.tasks)
-    new_tables = _made_tables(unknown, own, packing=self.packing, feature_lengths=lengths)
+    new_tables = made_tables(unknown, own, packing=self.packing, feature_lengths=lengths)
     planned = {**self.tasks, **{n: PlannedTask.of(cache, new_tables.get(n)) for n, cache in unknown.items()}}
     tables = {**self.on_caches(new_caches).unit_tables, **new_tables}
     segment = _segment(
@@ -414,62 +414,22 @@ class Plan:
     """
     tables, shard_units = dict(self.unit_tables), dict(self.shard_units)
     own = None if transforms is None else transforms_by_task(transforms, self.tasks, others=caches)
+    how: dict[str, Any] = {"packing": self.packing, "feature_lengths": self.feature_lengths}
     for name in self.tasks.keys() & caches.keys():
-      table = self._table_of(name, caches[name], own)
+      sha256, table = self.tasks[name].unit_table, tables.get(name)
+      if table is None and sha256 is not None:
+        table = find_unit_table(caches[name], sha256)
+      if own is not None:
+        table = table_for(caches[name], own.get(name), table, planned=sha256 is not None, **how)
+      if table is None and sha256 is not None:
+        raise table_missing(caches[name], sha256)
       self.tasks[name].check(caches[name], table, self.feature_lengths)
       if table is not None:
         tables[name], shard_units[name] = table, table.shard_units
       elif caches[name].manifest.layout == AS_IS:
         shard_units[name] = caches[name].manifest.shard_records
-    packed = {name: list(table.features) for name, table in tables.items()}
-    if self.packing is not PackingPolicy.NONE and len({tuple(features) for features in packed.values()}) > 1:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "packing_features",
-        expected="the same features of rank 1 with a length in all tasks of a mixture",
-        got=packed,
-        fix="mix tasks whose preprocessors make the same features, or give lengths of those they share alone",
-      )
+    check_packed_alike(tables)
     return dataclasses.replace(self, unit_tables=tables, shard_units=shard_units)
-
-  def _table_of(
-    self, name: str, cache: Cache, transforms: Mapping[str, Transform] | None
-  ) -> UnitTable | None:
-    sha256 = self.tasks[name].unit_table
-    transform = None if transforms is None else transforms.get(name)
-    table = self.unit_tables.get(name)
-    if table is None and sha256 is not None:
-      table = find_unit_table(cache, sha256)
-    if transforms is not None:
-      how: dict[str, Any] = {"packing": self.packing, "feature_lengths": self.feature_lengths}
-      if needs_unit_table(transform, self.packing) and sha256 is not None and table is None:
-        return make_unit_table(cache, transform, **how)
-      wanted = table_made_for(cache, transform, **how) if needs_unit_table(transform, self.packing) else {}
-      self._check_table(name, {} if table is None else table.made_for, wanted)
-    if table is None and sha256 is not None:
-      raise AnystepError(
-        ExitCode.NO_INPUT,
-        "unit_table_missing",
-        task=name,
-        expected=f"unit table {sha256} in {cache.directory / 'units'}",
-        fix="open the plan with the transforms it was made for, once: the table is made anew, identically",
-      )
-    return table
-
-  def _check_table(self, name: str, planned: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses a table that was made for something else."""
-    # Transforms first: they are why one side has a table and the other none.
-    for item in sorted(planned.keys() | wanted.keys(), key=lambda item: (item != "transforms", item)):
-      if canonical_json(planned.get(item)) != canonical_json(wanted.get(item)):
-        raise AnystepError(
-          ExitCode.MISMATCH,
-          "unit_table",
-          task=name,
-          item=item,
-          expected=planned.get(item),
-          got=wanted.get(item),
-          fix="read with the transforms that the plan was made for, or start a new plan with these",
-        )
 
   def _units_at(self, step: int) -> dict[str, int]:
     """The next unit at a step of every task that had one before."""
@@ -651,21 +611,6 @@ def _units_per_example(
   unknown = [name for name, task in planned.items() if task.unit_table and name not in tables]
   _require(not unknown, "plan_caches", _ON_CACHES, unknown)
   return {name: Fraction(table.num_units, table.num_examples) for name, table in tables.items()}
-
-
-def _made_tables(
-  caches: Mapping[str, Cache],
-  transforms: Mapping[str, Transform],
-  *,
-  packing: PackingPolicy,
-  feature_lengths: Mapping[str, int],
-) -> dict[str, UnitTable]:
-  """The unit tables of the tasks that need one."""
-  return {
-    name: make_unit_table(cache, transforms.get(name), packing=packing, feature_lengths=feature_lengths)
-    for name, cache in caches.items()
-    if needs_unit_table(transforms.get(name), packing)
-  }
 
 
 def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
