@@ -27,19 +27,30 @@ class FinalShard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-  """A finished shard's records and lengths files."""
+  """A finished shard's files; offsets are those of a TFRecord shard."""
 
   records: FileEntry
   lengths: FileEntry
+  offsets: FileEntry | None = None
 
 
 def plan_final_shards(job: SplitJob, source_examples: Sequence[int]) -> list[FinalShard]:
   """The shards of a split whose source shards gave these numbers of examples."""
-  num_shards = job.num_shards or default_num_shards(sum(source_examples), job.block_records)
+  default = default_num_shards(sum(source_examples), job.block_records)
+  num_shards = job.num_shards or bounded(default, job.min_shards, job.max_shards)
   return [
     FinalShard(job=job, shard=shard, num_shards=num_shards, source_examples=tuple(source_examples))
     for shard in range(num_shards)
   ]
+
+
+def bounded(num_shards: int, least: int, most: int) -> int:
+  """A number of shards within bounds, of which 0 is none and the upper one wins, as SeqIO has it.
+
+  >>> bounded(1, 16, 0), bounded(64, 0, 10), bounded(1, 16, 10)
+  (16, 10, 10)
+  """
+  return min(max(num_shards, least), most or max(num_shards, least))
 
 
 def read_shard_files(directory: epath.PathLike, shard: int) -> ShardFiles | None:
@@ -48,9 +59,9 @@ def read_shard_files(directory: epath.PathLike, shard: int) -> ShardFiles | None
     document = json.loads(_description_path(directory, shard).read_text())
   except FileNotFoundError:
     return None
-  files = ShardFiles(**{name: FileEntry(**entry) for name, entry in document.items()})
-  present = all((epath.Path(directory) / entry.name).exists() for entry in (files.records, files.lengths))
-  return files if present else None
+  files = ShardFiles(**{name: entry and FileEntry(**entry) for name, entry in document.items()})
+  entries = [entry for entry in (files.records, files.lengths, files.offsets) if entry]
+  return files if all((epath.Path(directory) / entry.name).exists() for entry in entries) else None
 
 
 def write_final_shard(work: FinalShard) -> ShardFiles:
@@ -67,15 +78,24 @@ def _write_final_shard(work: FinalShard) -> ShardFiles:
   job = work.job
   records, lengths = _gather(work)
   directory = epath.Path(job.directory)
-  container = containers.ARRAY_RECORD
-  options = containers.container_options(container, job.block_records)
-  records_path = directory / names.records_name(job.split, container, work.shard, work.num_shards)
+  options = containers.container_options(job.container, job.block_records)
+  records_path = directory / names.records_name(job.split, job.container, work.shard, work.num_shards)
   lengths_path = directory / names.lengths_name(job.split, work.shard, work.num_shards)
-  publish(records_path, lambda path: containers.write_shard(container, path, records, options=options))
+  offsets_path = directory / names.offsets_name(job.split, work.shard, work.num_shards)
+
+  def entry(path: epath.Path) -> FileEntry:
+    return FileEntry.of(path.name, len(records), path.read_bytes())
+
+  offsets = publish(
+    records_path, lambda path: containers.write_shard(job.container, path, records, options=options)
+  )
   publish_array(lengths_path, lengths)
+  if offsets is not None:
+    publish_array(offsets_path, offsets)
   files = ShardFiles(
-    records=FileEntry.of(records_path.name, len(records), records_path.read_bytes()),
-    lengths=FileEntry.of(lengths_path.name, len(records), lengths_path.read_bytes()),
+    records=entry(records_path),
+    lengths=entry(lengths_path),
+    offsets=None if offsets is None else entry(offsets_path),
   )
   description = canonical_json(dataclasses.asdict(files))
   publish(_description_path(directory, work.shard), lambda path: path.write_text(description))

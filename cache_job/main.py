@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 
+from anystep.cache_job.selection import select_tasks
 from anystep.command_line import parse_flags, run_program
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode
+
+# Flags of `seqio_cache_tasks` that change nothing here, and why.
+_WITHOUT_EFFECT = {
+  "enable_char_counts": "stats hold counts of examples and tokens alone",
+  "preserve_random_access": "any record of a shard is read by itself, whatever --block_records is",
+  "alsologtostderr": "progress and errors always go to stderr",
+}
 
 
 def define_flags() -> flags.FlagValues:
   """The program's flags, those of `seqio_cache_tasks` under their names."""
   values = flags.FlagValues()
   flags.DEFINE_list(
-    "tasks", None, "Regular expressions of tasks to cache.", required=True, flag_values=values
+    "tasks",
+    None,
+    "Tasks to cache: regular expressions of whole names, or names of mixtures, for their tasks.",
+    required=True,
+    flag_values=values,
   )
-  flags.DEFINE_list("excluded_tasks", [], "Regular expressions of tasks to leave out.", flag_values=values)
+  flags.DEFINE_list("excluded_tasks", [], "Tasks to leave out, named likewise.", flag_values=values)
+  flags.DEFINE_list("splits", None, "Splits to cache; all by default.", flag_values=values)
   flags.DEFINE_string(
     "output_cache_dir",
     None,
     "The directory that caches are written below.",
     required=True,
+    flag_values=values,
+  )
+  flags.DEFINE_list(
+    "tasks_additional_cache_dirs",
+    [],
+    "Further roots of caches; a task with a complete cache in one of them is left out.",
+    flag_values=values,
+  )
+  flags.DEFINE_boolean(
+    "ignore_other_caches",
+    False,
+    "Cache tasks whatever --tasks_additional_cache_dirs have.",
     flag_values=values,
   )
   flags.DEFINE_multi_string(
@@ -39,7 +63,27 @@ def define_flags() -> flags.FlagValues:
     "Beam's own options, joined by commas.",
     flag_values=values,
   )
+  flags.DEFINE_string(
+    "tfds_data_dir",
+    None,
+    "Where TensorFlow Datasets lie, whatever the tasks say.",
+    flag_values=values,
+  )
   flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", flag_values=values)
+  flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.", flag_values=values)
+  flags.DEFINE_boolean(
+    "index_only",
+    False,
+    "Describe the tasks' own ArrayRecord or TFRecord files below --output_cache_dir; copy nothing.",
+    flag_values=values,
+  )
+  flags.DEFINE_enum(
+    "output_format",
+    "array_record",
+    ["array_record", "arrayrecord", "tfrecord"],
+    "Container of the records; stock SeqIO reads caches in tfrecord.",
+    flag_values=values,
+  )
   flags.DEFINE_integer("seed", 0, "The preshuffle's seed.", flag_values=values)
   flags.DEFINE_integer("base_seed", 0, "The preprocessors' seed.", flag_values=values)
   flags.DEFINE_integer(
@@ -47,6 +91,20 @@ def define_flags() -> flags.FlagValues:
     None,
     "Shards per split; 64 by default, 1 for small splits.",
     lower_bound=1,
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    "min_shards",
+    0,
+    "The least number of shards where --num_shards is not given; 0 for no bound.",
+    lower_bound=0,
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    "max_shards",
+    0,
+    "The greatest number of shards where --num_shards is not given; 0 for no bound.",
+    lower_bound=0,
     flag_values=values,
   )
   flags.DEFINE_integer(
@@ -69,6 +127,8 @@ def define_flags() -> flags.FlagValues:
     "Tokens per feature that --cache_at=end caches for, as JSON.",
     flag_values=values,
   )
+  for name, reason in _WITHOUT_EFFECT.items():
+    flags.DEFINE_boolean(name, False, f"Accepted, without effect: {reason}.", flag_values=values)
   return values
 
 
@@ -76,11 +136,15 @@ def main(argv: Sequence[str]) -> int:
   """Caches the tasks that the flags name; returns the exit status."""
   values = define_flags()
   parse_flags(values, argv, program="anystep-cache", text=__doc__)
+  for name, reason in _WITHOUT_EFFECT.items():
+    if values[name].present:
+      print(f"--{name} has no effect here: {reason}.", file=sys.stderr)
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
   start_tensorflow()
   with quiet_stderr():
     from anystep.cache_job.job import CacheOptions, cache_tasks
+    from anystep.cache_job.task_work import plan_work
   from anystep.tasks.modules import import_modules
 
   import_modules(values.module_import)
@@ -88,59 +152,30 @@ def main(argv: Sequence[str]) -> int:
 
   options = CacheOptions(
     cache_dir=values.output_cache_dir,
+    other_cache_dirs=() if values.ignore_other_caches else tuple(values.tasks_additional_cache_dirs),
     modules=tuple(values.module_import),
+    splits=None if values.splits is None else tuple(values.splits),
     seed=values.seed,
     base_seed=values.base_seed,
     num_shards=values.num_shards,
+    min_shards=values.min_shards,
+    max_shards=values.max_shards,
     block_records=values.block_records,
+    container=values.output_format.replace("arrayrecord", "array_record"),
     cache_at=values.cache_at,
     task_feature_lengths=_lengths(values.task_feature_lengths),
+    index_only=values.index_only,
     overwrite=values.overwrite,
+    tfds_data_dir=values.tfds_data_dir,
     pipeline_options=tuple(values.pipeline_options),
   )
-  made = cache_tasks(selected, options)
-  for name in selected:
-    print(f"{name}: {'cached' if name in made else 'the cache is complete, left as it is'}")
+  if values.dry_run:
+    print(*(line for work in plan_work(selected, options) for line in work.lines()), sep="\n")
+    return 0
+  for work in cache_tasks(selected, options):
+    done = "indexed" if options.index_only else "cached"
+    print(f"{work.task.name}: {done if work.jobs else work.left_out}")
   return 0
-
-
-def select_tasks(included: Sequence[str], excluded: Sequence[str]) -> list[str]:
-  """Registered tasks that match an included pattern and no excluded one, whole names.
-
-  Raises:
-    AnystepError: 64 `task_unknown` where a pattern is none or matches none, or nothing is left.
-  """
-  import seqio
-
-  registered = sorted(seqio.TaskRegistry.names())
-  for pattern in [*included, *excluded]:
-    try:
-      re.compile(pattern)
-    except re.error as error:
-      raise _unknown(pattern, registered, f"a regular expression ({error})") from error
-  for pattern in included:
-    if not any(re.fullmatch(pattern, name) for name in registered):
-      raise _unknown(pattern, registered, "a registered task")
-  selected = [
-    name
-    for name in registered
-    if any(re.fullmatch(pattern, name) for pattern in included)
-    and not any(re.fullmatch(pattern, name) for pattern in excluded)
-  ]
-  if not selected:
-    raise _unknown(",".join(included), registered, "a task that --excluded_tasks leaves")
-  return selected
-
-
-def _unknown(pattern: str, registered: Sequence[str], expected: str) -> AnystepError:
-  return AnystepError(
-    ExitCode.USAGE,
-    "task_unknown",
-    expected=expected,
-    got=pattern,
-    nearest=nearest(pattern, registered) or "none is registered",
-    fix="correct --tasks, or name the module that registers it with --module_import",
-  )
 
 
 def _lengths(text: str | None) -> dict[str, int] | None:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -25,6 +25,8 @@ from anystep.examples import serialize_example
 from anystep.manifest import Feature, canonical_json
 from anystep.permutation import round_keys
 from anystep.tasks.modules import import_modules
+
+_Result = TypeVar("_Result")
 
 _HEARTBEAT_SECONDS = 1.0
 _building = threading.Lock()
@@ -42,9 +44,14 @@ class SplitJob:
   seed: int
   base_seed: int
   num_shards: int | None
+  min_shards: int
+  max_shards: int
   block_records: int
+  container: str
+  layout: str
   cache_at: str
   task_feature_lengths: Mapping[str, int] | None
+  tfds_data_dir: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,9 +149,11 @@ def _write_spill(job: SplitJob, source_shard: int) -> Spill:
   import seqio
 
   import_modules(job.modules)
+  if job.tfds_data_dir is not None:
+    seqio.set_tfds_data_dir_override(job.tfds_data_dir)
   task = seqio.TaskRegistry.get(job.task)
   dataset = _preprocessed(task, job, source_shard)
-  features = _describe(dataset.element_spec, job.task)
+  features = described_features(dataset.element_spec, job.task)
   sequences = sorted(name for name, feature in features.items() if feature.sequence)
   counter = _TokenCounter(task.output_features, features)
   offsets, lengths = [0], []
@@ -176,14 +185,15 @@ def _write_spill(job: SplitJob, source_shard: int) -> Spill:
   return spill
 
 
-def publish(path: epath.Path, write: Callable[[epath.Path], object]) -> None:
-  """Writes a file under a name of its own and then gives it its name.
+def publish(path: epath.Path, write: Callable[[epath.Path], _Result]) -> _Result:
+  """Writes a file under a name of its own and then gives it its name; returns what `write` does.
 
   So a file that is there is whole, and a worker that is run twice shares no file with its double.
   """
   attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-  write(attempt)
+  result = write(attempt)
   attempt.replace(path)
+  return result
 
 
 def publish_array(path: epath.Path, array: np.ndarray) -> None:
@@ -223,7 +233,12 @@ def _preprocessed(task: Any, job: SplitJob, source_shard: int) -> Any:
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-def _describe(element_spec: Any, task: str) -> dict[str, Feature]:
+def described_features(element_spec: Any, task: str) -> dict[str, Feature]:
+  """What a tf.data dataset's elements hold, as a manifest says it.
+
+  Raises:
+    AnystepError: 78 `feature_form` for what records cannot hold.
+  """
   import tensorflow as tf
 
   features = {}

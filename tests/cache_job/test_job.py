@@ -32,7 +32,7 @@ from anystep.transforms import Records
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = pathlib.Path(sys.executable).with_name("anystep-cache")
 SPLITS = list(small_tasks.SOURCE_SIZES)
-IN_PARALLEL = "--pipeline_options=--runner=DirectRunner,--direct_num_workers=2,--direct_running_mode="
+IN_PARALLEL = "--pipeline_options=--runner=DirectRunner,--direct_num_workers={},--direct_running_mode={}"
 
 
 @pytest.fixture(autouse=True)
@@ -255,11 +255,16 @@ def test_the_same_job_writes_the_same_bytes(built, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("tasks", "mode"), [("small", "multi_processing"), ("small_slow_graph", "multi_threading")]
+  ("tasks", "workers", "mode"),
+  [
+    ("small_slow_graph", 2, "multi_threading"),
+    ("small:inner", 1, "multi_processing"),
+    pytest.param("small", 2, "multi_processing", marks=pytest.mark.soak),
+  ],
 )
-def test_bytes_do_not_depend_on_the_number_of_workers(built, tmp_path, monkeypatch, tasks, mode):
+def test_bytes_do_not_depend_on_the_number_of_workers(built, tmp_path, monkeypatch, tasks, workers, mode):
   monkeypatch.setenv("PYTHONPATH", str(TESTS))
-  cache(tmp_path, IN_PARALLEL + mode, tasks=tasks)
+  cache(tmp_path, IN_PARALLEL.format(workers, mode), tasks=tasks)
   assert digests_of(tmp_path) == digests_of(built(tasks=tasks))
 
 
@@ -456,8 +461,7 @@ class TestInterrupted:
     assert cache(tmp_path, "--overwrite", "--seed=1", tasks=INNER) == 0
     assert digests_of(tmp_path) == digests_of(built("--seed=1", tasks=INNER))
 
-  @pytest.mark.parametrize("share", [0.5, 0.9])
-  @pytest.mark.parametrize("flags", [(), ("--base_seed=1",)])
+  @pytest.mark.parametrize(("flags", "share"), [((), 0.9), (("--base_seed=1",), 0.5)])
   def test_job_takes_nothing_of_another_seed(self, built, tmp_path, changes, flags, share):
     """Not even where the other job stopped while it moved its files, whose names are the same."""
     stop_after(int(share * len(changes)) - 1, tmp_path, *flags)

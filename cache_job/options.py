@@ -1,0 +1,68 @@
+"""How tasks are cached: what the command line says, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from anystep import containers
+from anystep.errors import AnystepError, ExitCode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+  """How tasks are cached.
+
+  Attributes:
+    cache_dir: the root that caches are written below.
+    other_cache_dirs: further roots; a task whose cache is complete in one of them is not cached here.
+    modules: what workers import to find the tasks.
+    splits: those to cache of each task that has them; None for all.
+    seed: of the preshuffle. base_seed: of the preprocessors.
+    num_shards: S; None for the default, which min_shards and max_shards bound where they are not 0.
+    block_records: g.
+    container: of the records, `array_record` or `tfrecord`.
+    cache_at: `placeholder`, or `end` to cache what stands after it too.
+    task_feature_lengths: the lengths that `end` caches for.
+    index_only: whether the source's own files are described in place of being cached (layout `as_is`).
+    overwrite: whether a complete cache is made anew.
+    tfds_data_dir: where TensorFlow Datasets lie, whatever the tasks say.
+    pipeline_options: Beam's own, as on its command line.
+
+  Raises:
+    AnystepError: 64 `options_exclusive` for two that contradict each other.
+  """
+
+  cache_dir: str
+  other_cache_dirs: tuple[str, ...] = ()
+  modules: tuple[str, ...] = ()
+  splits: tuple[str, ...] | None = None
+  seed: int = 0
+  base_seed: int = 0
+  num_shards: int | None = None
+  min_shards: int = 0
+  max_shards: int = 0
+  block_records: int = 32
+  container: str = containers.ARRAY_RECORD
+  cache_at: str = "placeholder"
+  task_feature_lengths: Mapping[str, int] | None = None
+  index_only: bool = False
+  overwrite: bool = False
+  tfds_data_dir: str | None = None
+  pipeline_options: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if self.num_shards is not None and (self.min_shards or self.max_shards):
+      raise _exclusive("num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one")
+    if self.index_only:
+      for name in ("seed", "base_seed", "num_shards", "min_shards", "max_shards", "task_feature_lengths"):
+        if getattr(self, name):
+          raise _exclusive("index_only", name, "files that are not written anew stay as they are")
+      if self.cache_at == "end":
+        raise _exclusive("index_only", "cache_at=end", "no preprocessor runs before the files are read")
+
+
+def _exclusive(one: str, other: str, fix: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.USAGE, "options_exclusive", expected=f"--{one} without --{other}", got="both", fix=fix
+  )
