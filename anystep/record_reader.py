@@ -172,7 +172,15 @@ class RecordReader:
         self._see(k, turns, task)
       if new:
         self._choose_windows(new)
-      parts = list((self._read_global if self._is_global else self._read_turns)(task, turns))
+      if self._is_global:
+        parts = list(self._read_global(task, turns))
+      else:
+        windows, window_of, within = self._read_turns(task, turns)
+        if not any(self._tables):
+          return self._gathered(BatchRows(task, unit, *turns), windows, window_of, within)
+        order = np.argsort(window_of, kind="stable")
+        by_window = np.split(order, np.cumsum(np.bincount(window_of))[:-1]) if windows else []
+        parts = [(rows, window, within[rows]) for rows, window in zip(by_window, windows, strict=True)]
     rows, windows, units = zip(*parts, strict=True) if parts else ((), (), ())
     entries = [window.entries(own) for window, own in zip(windows, units, strict=True)]
     order, counts = np.concatenate([_NONE, *rows]), None
@@ -201,12 +209,20 @@ class RecordReader:
       else joined(np.zeros((0, len(self.features)), np.int64), (w.members.lengths for w in windows)),
     )
 
-  def _read_turns(self, task: np.ndarray, turns: Turns) -> Iterator[_RowsOfWindow]:
-    """Units by windows."""
+  def _gathered(
+    self, where: BatchRows, windows: list[_Window], window_of: np.ndarray, within: np.ndarray
+  ) -> UnitRecords:
+    """Units that are records; a mixture of many shards has about one of each window in a batch."""
+    of_rows, own = [windows[k] for k in window_of.tolist()], within.tolist()
+    records = [window.records[place] for window, place in zip(of_rows, own, strict=True)]
+    places = [window.places[place] for window, place in zip(of_rows, own, strict=True)]
+    return UnitRecords(records, where._replace(place=np.array(places, np.int64)))
+
+  def _read_turns(self, task: np.ndarray, turns: Turns) -> tuple[list[_Window], np.ndarray, np.ndarray]:
+    """Windows that hold units, the number of each unit's among them, and its place there, `(units,)` each."""
     if not len(task):
-      return
+      return [], _NONE, _NONE
     start, stop = self._windows(task, turns)
-    within = turns.turns - start
     columns = (task, turns.epochs, turns.shards, start)
     _, first, window_of = np.unique(numbered(*columns), return_index=True, return_inverse=True)
     keys: list[_WindowKey] = list(zip(*(column[first].tolist() for column in columns), strict=True))
@@ -217,18 +233,15 @@ class RecordReader:
       for k, window in zip(missing, read, strict=True):
         windows[k] = window
     read_now = set(missing)
-    by_window = np.argsort(window_of, kind="stable")
-    begin = 0
     for k, count in enumerate(np.bincount(window_of).tolist()):
-      window, rows = windows[k], by_window[begin : begin + count]
-      begin += count
-      yield rows, window, within[rows]
+      window = windows[k]
       window.left -= count
       if window.left <= 0:
         self._pool.drop((self._owner, keys[k]))
       elif k in read_now:
         # Not sooner: windows that one batch uses up would push out those that later ones need.
         self._pool.hold((self._owner, keys[k]), window, window.held_bytes)
+    return windows, window_of, turns.turns - start
 
   def close(self) -> None:
     """Lets go of what is held."""

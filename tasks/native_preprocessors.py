@@ -254,18 +254,26 @@ def _cut(feature: Ragged, kind: str, limit: int) -> Ragged:
   lengths = np.minimum(feature.lengths, limit)
   if (lengths == feature.lengths).all():
     return feature
+  if kind == "first":
+    return Ragged(_laid_out(feature, lengths, np.cumsum(lengths) - lengths), lengths)
   places = np.arange(len(feature.values))
-  starts = np.cumsum(feature.lengths) - feature.lengths
-  starts += feature.lengths - lengths if kind == "last" else 0
-  starts = np.repeat(starts, feature.lengths)
-  kept = (places >= starts) & (places < starts + limit)
-  return Ragged(feature.values[kept], lengths)
+  starts = np.repeat(np.cumsum(feature.lengths) - lengths, feature.lengths)
+  return Ragged(feature.values[(places >= starts) & (places < starts + limit)], lengths)
 
 
 def _appended(feature: Ragged, token: int) -> Ragged:
   lengths = feature.lengths + 1
-  values = np.full(int(lengths.sum()), token, feature.values.dtype)
-  old = np.ones(len(values), bool)
-  old[np.cumsum(lengths) - 1] = False
-  values[old] = feature.values
+  ends = np.cumsum(lengths) - 1
+  values = _laid_out(feature, feature.lengths, ends - feature.lengths, total=int(lengths.sum()))
+  values[ends] = token
   return Ragged(values, lengths)
+
+
+def _laid_out(
+  feature: Ragged, lengths: np.ndarray, starts: np.ndarray, *, total: int | None = None
+) -> np.ndarray:
+  """The first tokens of each sequence, as many as `lengths`, from its place in `starts` on."""
+  size = int(lengths.sum()) if total is None else total
+  values = np.empty((1, size, *feature.values.shape[1:]), feature.values.dtype)
+  feature.write(values, rows=np.zeros(len(lengths), np.int64), starts=starts, lengths=lengths)
+  return values[0]
