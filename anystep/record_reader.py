@@ -181,13 +181,13 @@ class RecordReader:
         order = np.argsort(window_of, kind="stable")
         by_window = np.split(order, np.cumsum(np.bincount(window_of))[:-1]) if windows else []
         parts = [(rows, window, within[rows]) for rows, window in zip(by_window, windows, strict=True)]
-    rows, windows, units = zip(*parts, strict=True) if parts else ((), (), ())
-    entries = [window.entries(own) for window, own in zip(windows, units, strict=True)]
+    rows, held, units = zip(*parts, strict=True) if parts else ((), (), ())
+    entries = [window.entries(own) for window, own in zip(held, units, strict=True)]
+    members = [window.members for window in held if window.members is not None]
     order, counts = np.concatenate([_NONE, *rows]), None
     if any(self._tables):
-      of_units = np.concatenate(
-        [_NONE, *(w.members.counts[own] for w, own in zip(windows, units, strict=True))]
-      )
+      own_counts = [of_window.counts[own] for of_window, own in zip(members, units, strict=True)]
+      of_units = np.concatenate([_NONE, *own_counts])
       counts = np.empty_like(of_units)
       counts[order] = of_units
       order = np.repeat(order, of_units)
@@ -197,16 +197,16 @@ class RecordReader:
       taken = [column[own] for column, own in zip(columns, entries, strict=True)]
       return np.concatenate([empty, *taken])[order]
 
-    where = BatchRows(task, unit, turns.epochs, turns.shards, turns.turns)
+    where, lengths = BatchRows(task, unit, *turns), None
     if counts is not None:
       where = BatchRows(*(np.repeat(column, counts) for column in where))
+      no_lengths = np.zeros((0, len(self.features)), np.int64)
+      lengths = joined(no_lengths, (of_window.lengths for of_window in members))
     return UnitRecords(
-      records=joined(_NONE.astype(object), (window.records for window in windows)).tolist(),
-      where=where._replace(place=joined(_NONE, (window.places for window in windows))),
+      records=joined(_NONE.astype(object), (window.records for window in held)).tolist(),
+      where=where._replace(place=joined(_NONE, (window.places for window in held))),
       counts=counts,
-      lengths=None
-      if counts is None
-      else joined(np.zeros((0, len(self.features)), np.int64), (w.members.lengths for w in windows)),
+      lengths=lengths,
     )
 
   def _gathered(
