@@ -10,14 +10,21 @@ LIBRARY = [
   "array-record>=0.8.1",
   "etils[epath]>=1.9",
   "google-crc32c>=1.6",
+  "ml_dtypes>=0.5",
   "numba>=0.61",
   "numpy>=2.0",
   "protobuf>=5",
   "rich>=13",
 ]
 # sentencepiece 0.2.3 needs a protobuf that TensorFlow 2.21 refuses.
-TASKS = ["editdistance>=0.8", "sentencepiece<=0.2.2", "seqio>=0.0.20,<0.0.21", "tensorflow>=2.19"]
-CACHE = [*TASKS, "apache-beam>=2.65"]
+TASKS = [
+  "editdistance>=0.8",
+  "pyarrow>=19",
+  "sentencepiece<=0.2.2",
+  "seqio>=0.0.20,<0.0.21",
+  "tensorflow>=2.19",
+]
+CACHE = [*TASKS, "apache-beam>=2.65", "zstandard>=0.22"]
 TRAIN = [
   *TASKS,
   "clu>=0.0.12",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,36 +28,92 @@ _FEWEST_TO_COMPILE_FOR = 16
 class Ragged:
   """A feature of several rows whose lengths differ.
 
+  Where an example is itself a sequence of rows whose lengths differ, the values of a batch are a `Ragged` as
+  well: its rows are those of all examples, and an example, a row of the batch, is a `Ragged` of its own.
+
   Attributes:
     values: `(sum of lengths, ...)`, the rows one after the other.
     lengths: `(rows,) int64`.
   """
 
-  values: np.ndarray
+  values: np.ndarray | Any
   lengths: np.ndarray
 
   def __post_init__(self):
-    if int(self.lengths.sum()) != len(self.values):
+    if int(self.lengths.sum()) != len(self.values) or self.lengths.min(initial=0) < 0:
       raise ValueError(f"lengths add up to {self.lengths.sum()}, values are {len(self.values)}")
 
   def __len__(self) -> int:
     return len(self.lengths)
 
-  @classmethod
-  def of_rows(cls, rows: Sequence[np.ndarray], dtype: np.dtype, inner_shape: tuple[int, ...] = ()) -> Ragged:
-    """Joins rows; dtype and inner_shape matter where there is none."""
-    values = np.concatenate(rows) if len(rows) else np.zeros((0, *inner_shape), dtype)
-    return cls(values.astype(dtype, copy=False), np.array([len(row) for row in rows], np.int64))
-
-  def rows(self) -> list[np.ndarray]:
-    """The rows, as views."""
-    stops = np.cumsum(self.lengths).tolist()
-    return (
-      [self.values[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)] if stops else []
+  def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+    raise TypeError(
+      "A Ragged is no array, for its rows' lengths differ: rows() lists them, to_padded fills them."
     )
 
+  def __getitem__(self, rows: slice) -> Ragged:
+    """Rows that stand side by side, as views."""
+    if not isinstance(rows, slice) or rows.step not in (None, 1):
+      raise TypeError(f"A Ragged is cut by slices without steps, not by {rows!r}: rows() lists its rows.")
+    first, stop, _ = rows.indices(len(self))
+    stop = max(first, stop)
+    return Ragged(self.values[self._bounds[first] : self._bounds[stop]], self.lengths[first:stop])
+
+  @functools.cached_property
+  def _bounds(self) -> np.ndarray:
+    """Where each row begins, and the last ends: `(rows + 1,) int64`."""
+    return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The values'."""
+    return self.values.dtype
+
+  @property
+  def shape(self) -> tuple[int | None, ...]:
+    """The number of rows, None for their lengths, and what dimensions the values have besides."""
+    return (len(self), None, *self.values.shape[1:])
+
+  @property
+  def ndim(self) -> int:
+    """How many dimensions there are, the rows among them."""
+    return len(self.shape)
+
+  @classmethod
+  def of_rows(cls, rows: Sequence[Any], dtype: np.dtype, inner_shape: tuple[Any, ...] = ()) -> Ragged:
+    """Joins rows, which are `Ragged` where inner_shape begins with None.
+
+    Otherwise dtype and inner_shape matter where there is no row.
+    """
+    lengths = np.array([len(row) for row in rows], np.int64)
+    if inner_shape[:1] == (None,):
+      return cls(cls.of_rows([part for row in rows for part in row.rows()], dtype, inner_shape[1:]), lengths)
+    values = np.concatenate(rows) if len(rows) else np.zeros((0, *inner_shape), dtype)
+    return cls(values.astype(dtype, copy=False), lengths)
+
+  def sums(self) -> np.ndarray:
+    """The sum of each row's values, where they are numbers: `(rows,) int64`."""
+    return np.diff(np.concatenate([[0], np.cumsum(self.values, dtype=np.int64)])[self._bounds])
+
+  def rows(self) -> list[Any]:
+    """The rows, as views: arrays, or `Ragged` ones where the values are."""
+    bounds = self._bounds.tolist()
+    return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
+
   def to_padded(self, length: int) -> np.ndarray:
-    """`(rows, length, ...)`: each row cut or filled with zeros, texts with empty ones, at its end."""
+    """`(rows, length, ...)`: each row cut or filled with zeros, texts with empty ones, at its end.
+
+    Raises:
+      AnystepError: 78 `feature_ragged` for rows of rows whose lengths differ.
+    """
+    if isinstance(self.values, Ragged):
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "feature_ragged",
+        expected="a feature whose first dimension alone varies",
+        got=f"{self.dtype} of shape (rows, None, {', '.join(map(str, self.values.shape[1:]))})",
+        fix="make it dense in a preprocessor after the cache, or give no length of it",
+      )
     padded = padding((len(self), length, *self.values.shape[1:]), self.values.dtype)
     starts = np.zeros(len(self), np.int64)
     self.write(padded, rows=np.arange(len(self)), starts=starts, lengths=np.minimum(self.lengths, length))
@@ -163,37 +220,101 @@ def _example_class() -> Any:
 
 
 def serialize_example(example: Mapping[str, Any]) -> bytes:
-  """One record: a serialized `tf.train.Example`, features in sorted name order.
+  """One record: a serialized `tf.train.Example`, features in sorted name order (design section 4).
 
-  Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened.
+  Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. Rows whose
+  lengths differ, a `Ragged`, are stored as SeqIO does: their values, and their lengths under another name.
 
   >>> example = {"targets": np.array([3, 1])}
   >>> parse_example(serialize_example(example), {"targets": Feature(dtype="int32", shape=(None,))})
   {'targets': array([3, 1], dtype=int32)}
   """
-  message = _example_class()()
-  for name, value in example.items():
-    values = np.asarray(value)
-    if values.dtype.kind in "SU":
-      # numpy's own text types drop zero bytes at the end.
-      values = np.asarray(value, object)
-    values = values.reshape(-1)
-    feature = message.features.feature[name]
-    if values.dtype.kind in "iub":
-      feature.int64_list.value.extend(values.astype(np.int64).tolist())
-    elif values.dtype.kind == "f" or values.dtype.name == "bfloat16":
-      feature.float_list.value.extend(values.astype(np.float32).view(np.uint32).tolist())
-    elif values.dtype.kind == "O":
-      feature.bytes_list.value.extend(
-        [text.encode() if isinstance(text, str) else text for text in values.tolist()]
-      )
-    else:
-      raise TypeError(f"Feature {name!r} is of dtype {values.dtype}, which tf.train.Example cannot hold.")
-  return message.SerializeToString(deterministic=True)
+  lists = stored_lists(
+    example, lambda value: (value.values, value.lengths) if isinstance(value, Ragged) else None
+  )
+  # One by one, for protobuf's implementations sort names differently.
+  entries = b"".join(_serialize_entry(name, lists[name]) for name in sorted(lists))
+  return wire_field(1, entries) if entries else b""
 
 
-def parse_example(record: bytes, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
+def wire_field(number: int, content: bytes) -> bytes:
+  """A field of protobuf's wire format that has a length."""
+  size, length = len(content), b""
+  while size > 127:
+    size, length = size >> 7, length + bytes([size & 127 | 128])
+  return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def _serialize_entry(name: str, value: Any) -> bytes:
+  """A list's entry among a record's features."""
+  features = _example_class()().features
+  values = np.asarray(value)
+  if values.dtype.kind in "SU":
+    # numpy's own text types drop zero bytes at the end.
+    values = np.asarray(value, object)
+  values = values.reshape(-1)
+  feature = features.feature[name]
+  kind = list_kind(name, values.dtype)
+  if kind == "int64_list":
+    feature.int64_list.value.extend(values.astype(np.int64).tolist())
+  elif kind == "float_list":
+    feature.float_list.value.extend(values.astype(np.float32).view(np.uint32).tolist())
+  else:
+    feature.bytes_list.value.extend(
+      [text.encode() if isinstance(text, str) else text for text in values.tolist()]
+    )
+  return features.SerializeToString()
+
+
+def stored_lists(
+  features: Mapping[str, Any], parts_of: Callable[[Any], tuple[Any, Any] | None]
+) -> dict[str, Any]:
+  """By name the lists that records hold of features: of ragged rows their values and their lengths.
+
+  Args:
+    features: by name, in any form.
+    parts_of: tells of a feature of ragged rows what those two are in that form, of another None.
+
+  Raises:
+    ValueError: where two lists would have one name.
+
+  Source: `dict_to_tfexample` and `tfexample_ragged_length_key` of seqio/utils.py.
+  """
+  lists = dict(features)
+  for name, feature in features.items():
+    parts = parts_of(feature)
+    if parts is not None:
+      lengths_name = row_lengths_name(name)
+      if lengths_name in features:
+        raise ValueError(f"Feature {lengths_name!r} has the name of the row lengths of feature {name!r}.")
+      lists[name], lists[lengths_name] = parts
+  return lists
+
+
+def row_lengths_name(name: str) -> str:
+  """What records call the lengths of the rows of a feature of ragged rows."""
+  return f"_rl:0:{name}"
+
+
+def list_kind(name: str, dtype: np.dtype) -> str:
+  """The list that a feature's values are stored in.
+
+  Raises:
+    TypeError: for a dtype that no record holds.
+  """
+  if dtype.kind in "iub":
+    return "int64_list"
+  if dtype.kind == "f" or dtype.name == "bfloat16":
+    return "float_list"
+  if dtype.kind == "O":
+    return "bytes_list"
+  raise TypeError(f"Feature {name!r} is of dtype {dtype}, which tf.train.Example cannot hold.")
+
+
+def parse_example(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
   """One record's features: arrays of the manifest's dtype and shape; scalars have shape ().
+
+  A feature of rows whose lengths differ is a `Ragged`.
 
   Raises:
     AnystepError: as `ExampleParser`.
@@ -259,24 +380,22 @@ def _decode(
   joined = b"".join(records)
   data = np.frombuffer(joined, np.uint8)
   ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
-  names = [name.encode() for name in features]
+  stored = _stored(features)
+  names = [name.encode() for name in stored]
   name_ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-  kinds = np.array([1 + list(_KINDS).index(_kind(feature)) for feature in features.values()], np.int64)
-  begins, stops, counts = np.zeros((3, len(features), len(records)), np.int64)
+  kinds = np.array([1 + list(_KINDS).index(_kind(feature)) for feature in stored.values()], np.int64)
+  begins, stops, counts = np.zeros((3, len(stored), len(records)), np.int64)
   if not locate_lists(
     data, ends, np.frombuffer(b"".join(names), np.uint8), name_ends, kinds, begins, stops, counts
   ):
     return None
-  lists = []
-  for k, feature in enumerate(features.values()):
+  lists = {}
+  for k, (name, feature) in enumerate(stored.items()):
     values = _decode_lists(joined, begins[k], stops[k], int(counts[k].sum()), feature)
     if values is None:
       return None
-    lists.append(values)
-  return {
-    name: _shaped(name, feature, values, own)
-    for (name, feature), values, own in zip(features.items(), lists, counts, strict=True)
-  }
+    lists[name] = values, counts[k]
+  return {name: _shaped(name, feature, lists) for name, feature in features.items()}
 
 
 def _decode_lists(
@@ -306,7 +425,7 @@ def _parse_with_protobuf(
 
   example_class = _example_class()
   wanted: list[tuple[str, str, list[np.ndarray]]] = [
-    (name, _kind(feature), []) for name, feature in features.items()
+    (name, _kind(feature), []) for name, feature in _stored(features).items()
   ]
   for position, record in enumerate(records):
     try:
@@ -321,16 +440,31 @@ def _parse_with_protobuf(
       if found != kind and len(values):
         raise _invalid(position, name, expected=kind, got=found)
       rows.append(np.fromiter(values, _KINDS[kind], len(values)))
-  batch = {}
+  lists = {}
   for name, kind, rows in wanted:
     values = np.concatenate(rows) if rows else np.zeros(0, _KINDS[kind])
     values = values.view(np.float32) if kind == "float_list" else values
-    batch[name] = _shaped(name, features[name], values, np.array([len(row) for row in rows], np.int64))
-  return batch
+    lists[name] = values, np.array([len(row) for row in rows], np.int64)
+  return {name: _shaped(name, feature, lists) for name, feature in features.items()}
 
 
-def _shaped(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray) -> Ragged | np.ndarray:
-  """The feature whose lists hold `values`, record after record, `counts` of each."""
+def _stored(features: Mapping[str, Feature]) -> dict[str, Feature]:
+  """The lists that records hold of features."""
+  return stored_lists(
+    features,
+    lambda feature: (feature, Feature(dtype="int64", shape=(None,))) if feature.ragged else None,
+  )
+
+
+_Lists = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Lists by name: the values of all records, one record after the other, and how many each has."""
+
+
+def _shaped(name: str, feature: Feature, lists: _Lists) -> Ragged | np.ndarray:
+  """The feature as its lists have it."""
+  if feature.ragged:
+    return _of_ragged_rows(name, feature, lists)
+  values, counts = lists[name]
   size = math.prod(known for known in feature.shape if known is not None)
   if None in feature.shape:
     expected = f"a multiple of {size}"
@@ -341,7 +475,37 @@ def _shaped(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray)
   if wrong.any():
     position = int(np.flatnonzero(wrong)[0])
     raise _invalid(position, name, expected=f"values: {expected}", got=f"values: {counts[position]}")
-  dtype = _numpy_dtype(feature.dtype)
+  values = _of_dtype(name, feature, values, counts)
+  if not feature.sequence:
+    return values
+  length, *inner = feature.shape
+  lengths = counts // max(size, 1) if length is None else np.full(len(counts), length)
+  return Ragged(values.reshape(lengths.sum(), *inner), lengths)
+
+
+def _of_ragged_rows(name: str, feature: Feature, lists: _Lists) -> Ragged:
+  """The feature as the list of its values and that of its row lengths have it."""
+  values, counts = lists[name]
+  rows = Ragged(*lists[row_lengths_name(name)])
+  # Lengths beyond what there is could add up to anything.
+  outside = (rows.values < 0) | (rows.values > len(values))
+  if outside.any():
+    place = int(np.flatnonzero(outside)[0])
+    position = int(np.searchsorted(np.cumsum(rows.lengths), place, side="right"))
+    expected = f"row lengths: 0 to {len(values)}"
+    raise _invalid(position, name, expected=expected, got=f"row lengths: {rows.values[place]}")
+  totals = rows.sums() * math.prod(known for known in feature.shape if known is not None)
+  if (totals != counts).any():
+    position = int(np.flatnonzero(totals != counts)[0])
+    expected, got = f"values: {totals[position]}, as its rows' lengths add up", f"values: {counts[position]}"
+    raise _invalid(position, name, expected=expected, got=got)
+  values = _of_dtype(name, feature, values, counts)
+  return Ragged(Ragged(values.reshape(-1, *feature.shape[2:]), rows.values), rows.lengths)
+
+
+def _of_dtype(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """The values of records that have so many each, as what the manifest says they are."""
+  dtype = feature.numpy_dtype
   if dtype.kind in "biu" and dtype != values.dtype and len(values):
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if values.min() < low or values.max() > high:
@@ -349,12 +513,7 @@ def _shaped(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray)
       position = int(np.searchsorted(np.cumsum(counts), place, side="right"))
       raise _invalid(position, name, expected=f"{dtype}: {low} to {high}", got=int(values[place]))
   with np.errstate(over="ignore", invalid="ignore"):
-    values = values.astype(dtype, copy=False)
-  if not feature.sequence:
-    return values
-  length, *inner = feature.shape
-  lengths = counts // max(size, 1) if length is None else np.full(len(counts), length)
-  return Ragged(values.reshape(lengths.sum(), *inner), lengths)
+    return values.astype(dtype, copy=False)
 
 
 def _invalid(position: int, name: str | None, *, expected: str, got: object) -> AnystepError:
@@ -370,9 +529,5 @@ def _invalid(position: int, name: str | None, *, expected: str, got: object) -> 
 
 
 def _kind(feature: Feature) -> str:
-  kind = _numpy_dtype(feature.dtype).kind
+  kind = feature.numpy_dtype.kind
   return "bytes_list" if kind == "O" else "int64_list" if kind in "biu" else "float_list"
-
-
-def _numpy_dtype(name: str) -> np.dtype:
-  return np.dtype(object) if name == "string" else np.dtype(name)

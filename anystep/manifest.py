@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from anystep import names
-from anystep.containers import CONTAINERS, TFRECORD
+from anystep.checked_file import num_parts
+from anystep.containers import CONTAINERS, PARQUET, TFRECORD
 from anystep.errors import AnystepError, ExitCode
 
 FORMAT = "anystep-cache"
 FORMAT_VERSION = 1
 ORDER_VERSION = 1
 HEAD_BYTES = 4096
+_HASHED_BYTES = 1 << 24
 
 # Layouts: files that the cache job wrote in the preshuffle's order, or files that were there before.
 PRESHUFFLED = "preshuffled"
@@ -30,21 +33,44 @@ _NUM_EXAMPLES_LIMIT = 1 << 62
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Feature:
-  """A cached feature; `shape` is that of one example, with None in the first place for a sequence."""
+  """A cached feature.
+
+  Attributes:
+    dtype: numpy's name, `bfloat16`, or `string`.
+    shape: that of one example, with None in the first place for a sequence, and in the second as well for a
+      sequence of rows whose lengths differ.
+  """
 
   dtype: str
   shape: tuple[int | None, ...]
 
   def __post_init__(self):
-    np.dtype(object if self.dtype == "string" else self.dtype)
+    _ = self.numpy_dtype
     for place, size in enumerate(self.shape):
-      if not (size is None and place == 0) and not is_count(size):
+      may_vary = place == 0 or (place == 1 and self.shape[0] is None)
+      # Of rows of nothing, the values do not tell how many there are.
+      if not (size is None and may_vary) and not is_count(size, least=int(self.ragged)):
         raise ValueError(f"wrong shape {self.shape}")
 
   @property
   def sequence(self) -> bool:
     """Whether the feature's first dimension is its length in tokens."""
     return bool(self.shape)
+
+  @property
+  def ragged(self) -> bool:
+    """Whether an example is a sequence of rows whose lengths differ."""
+    return self.shape[1:2] == (None,)
+
+  @property
+  def numpy_dtype(self) -> np.dtype:
+    """What numpy reads the values as: texts as objects."""
+    if self.dtype == "bfloat16":
+      # numpy knows it once this is imported, which only who has such features needs.
+      import ml_dtypes
+
+      return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(object if self.dtype == "string" else self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +100,31 @@ class FileEntry:
       bytes=len(content),
       sha256=hashlib.sha256(content).hexdigest(),
       head_sha256=hashlib.sha256(content[:HEAD_BYTES]).hexdigest(),
+    )
+
+  @classmethod
+  def of_file(
+    cls,
+    path: epath.PathLike,
+    *,
+    name: str,
+    records: int,
+    see: Callable[[builtins.bytes], object] = lambda piece: None,
+  ) -> FileEntry:
+    """Describes a file of any size; `see` is called with each piece of it, 16 MiB but the last."""
+    digest, size, head = hashlib.sha256(), 0, b""
+    with epath.Path(path).open("rb") as file:
+      while content := file.read(_HASHED_BYTES):
+        head = head or content[:HEAD_BYTES]
+        digest.update(content)
+        size += len(content)
+        see(content)
+    return cls(
+      name=name,
+      records=records,
+      bytes=size,
+      sha256=digest.hexdigest(),
+      head_sha256=hashlib.sha256(head).hexdigest(),
     )
 
 
@@ -111,13 +162,15 @@ class Manifest:
       `as_is`: shards are files that were there before, and the index counts records through them in order.
     seed: the preshuffle's; 0 in layout `as_is`.
     num_examples: N. num_shards: S. block_records: g, in layout `as_is` the files' own group size.
-    container: `array_record` or `tfrecord`; container_options: what its writer was told.
+    container: `array_record` or `tfrecord`, in layout `as_is` `parquet` too; container_options: what its
+      writer was told.
     cache_at: `placeholder` or `end`; task_feature_lengths: the lengths that `end` was cached for.
     features: every cached feature by name.
     record_files: one per shard, in shard order.
     lengths_files: one per shard; none in layout `as_is`.
-    offsets_files: of a TFRecord cache one per shard, else none.
-    description_files: SeqIO's info and stats; none in layout `as_is`.
+    offsets_files: of TFRecord one per shard, each record's offset; of Parquet one per shard, the offset and
+      checksum of each part; else none.
+    description_files: SeqIO's info and stats, and where examples were bad, those; none in layout `as_is`.
     source_shards: in the source's order; in layout `as_is` the shards themselves.
   """
 
@@ -153,17 +206,16 @@ class Manifest:
       "num_shards": is_count(self.num_shards, least=1),
       "block_records": is_count(self.block_records, least=1),
       "range_examples": self.range_examples is None or is_count(self.range_examples, least=1),
-      "container": self.container in CONTAINERS,
+      "container": self.container in CONTAINERS or (as_is and self.container == PARQUET),
       "container_options": isinstance(self.container_options, str),
       "cache_at": self.cache_at in ("placeholder", "end"),
       "files": len(self.record_files) == self.num_shards
       and len(self.lengths_files) == (0 if as_is else self.num_shards)
-      and len(self.offsets_files) == (self.num_shards if self.container == TFRECORD else 0),
+      and len(self.offsets_files) == (self.num_shards if self.has_offsets else 0),
     }
     _refuse(checks)
     _refuse(self._checks_as_is() if as_is else self._checks_preshuffled())
-    offsets_checked = not self.offsets_files or self._of_shards(self.offsets_files, names.offsets_name)
-    _refuse({"files.offsets": offsets_checked})
+    _refuse({"files.offsets": self._offsets_are_of_shards()})
 
   def _checks_preshuffled(self) -> dict[str, bool]:
     def records_name(split: str, shard: int, num_shards: int) -> str:
@@ -175,7 +227,11 @@ class Manifest:
       and [file.records for file in self.record_files] == sizes,
       "files.lengths": self._of_shards(self.lengths_files, names.lengths_name),
       "files.descriptions": [file.name for file in self.description_files]
-      == [names.info_name(self.split), names.stats_name(self.split)],
+      == [
+        names.info_name(self.split),
+        names.stats_name(self.split),
+        *([names.quarantine_name(self.split)] if self.bad_examples else []),
+      ],
       "source_shards": sum(shard.examples for shard in self.source_shards) == self.num_examples,
     }
 
@@ -201,10 +257,31 @@ class Manifest:
     ]
     return [(file.name, file.records) for file in files] == expected
 
+  def _offsets_are_of_shards(self) -> bool:
+    """Whether offsets are the shards', by name and rows; those of Parquet have a row for each part."""
+    expected = [
+      (
+        names.offsets_name(self.split, shard, self.num_shards, container=self.container),
+        num_parts(file.bytes) if self.container == PARQUET else file.records,
+      )
+      for shard, file in enumerate(self.record_files if self.has_offsets else ())
+    ]
+    return [(file.name, file.records) for file in self.offsets_files] == expected
+
+  @property
+  def has_offsets(self) -> bool:
+    """Whether readers need a table beside each shard to find or check its records."""
+    return self.container in (TFRECORD, PARQUET)
+
   @property
   def shard_records(self) -> np.ndarray:
     """Records of each shard: `(S,) int64`."""
     return np.array([file.records for file in self.record_files], np.int64)
+
+  @property
+  def bad_examples(self) -> int:
+    """How many examples were left out because they were bad."""
+    return sum(file.records for file in self.description_files[2:])
 
   @property
   def sequence_features(self) -> list[str]:
@@ -232,7 +309,7 @@ class Manifest:
       "descriptions": self.description_files,
     }
     # Other containers need no offsets, and their manifests are older than the word.
-    if self.container == TFRECORD:
+    if self.has_offsets:
       files["offsets"] = self.offsets_files
     return {
       "format": FORMAT,

@@ -42,6 +42,11 @@ def stats_name(split: str) -> str:
   return f"stats.{_check(split, 'split')}.json"
 
 
+def quarantine_name(split: str) -> str:
+  """The name of the list of a split's bad examples, which were left out."""
+  return f"quarantine.{_check(split, 'split')}.jsonl"
+
+
 def records_name(split: str, container: str, shard: int, num_shards: int) -> str:
   """The name of a shard's records, as SeqIO writes it."""
   return f"{_check(split, 'split')}.{container}-{shard:05d}-of-{num_shards:05d}"
@@ -52,9 +57,9 @@ def lengths_name(split: str, shard: int, num_shards: int) -> str:
   return f"{_check(split, 'split')}.lengths-{shard:05d}-of-{num_shards:05d}.npy"
 
 
-def offsets_name(split: str, shard: int, num_shards: int) -> str:
-  """The name of the table of a TFRecord shard's offsets."""
-  return f"{records_name(split, 'tfrecord', shard, num_shards)}-offsets.npy"
+def offsets_name(split: str, shard: int, num_shards: int, *, container: str = "tfrecord") -> str:
+  """The name of the table of a TFRecord shard's offsets, or of a Parquet shard's parts."""
+  return f"{records_name(split, container, shard, num_shards)}-offsets.npy"
 
 
 def units_name(split: str, shard: int, num_shards: int) -> str:
@@ -89,9 +94,8 @@ def check_record_name(name: str) -> str:
 
 def shard_pattern(split: str) -> re.Pattern[str]:
   """Matches the name of any shard, lengths or offsets file that could be taken for one of this split."""
-  return re.compile(
-    rf"{re.escape(_check(split, 'split'))}\.(array_record|tfrecord|lengths)-\d+-of-\d+(-offsets)?(\.npy)?\Z"
-  )
+  kinds = "array_record|tfrecord|parquet|lengths"
+  return re.compile(rf"{re.escape(_check(split, 'split'))}\.({kinds})-\d+-of-\d+(-offsets)?(\.npy)?\Z")
 
 
 def _check(name: str, what: str, *, pattern: re.Pattern[str] = _PART) -> str:

@@ -116,7 +116,7 @@ class Filter(Transform):
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """See `Transform`."""
     kept = self._kept(batch, records)
-    return {name: _selected(feature, kept) for name, feature in batch.items()}, np.flatnonzero(kept)
+    return {name: selected(feature, kept) for name, feature in batch.items()}, np.flatnonzero(kept)
 
   def _kept(self, batch: Batch, records: Records) -> np.ndarray:
     answers = _results(lambda example: bool(self._predicate(example)), records, _examples(batch, records))
@@ -246,10 +246,10 @@ def _column(arrays: Sequence[np.ndarray]) -> Ragged | np.ndarray:
   return column
 
 
-def _selected(feature: Ragged | np.ndarray, kept: np.ndarray) -> Ragged | np.ndarray:
+def selected(feature: Ragged | np.ndarray, kept: np.ndarray) -> Ragged | np.ndarray:
   """The rows for which `kept`, `(rows,) bool`, is true."""
   if isinstance(feature, Ragged):
-    return Ragged(feature.values[np.repeat(kept, feature.lengths)], feature.lengths[kept])
+    return Ragged(selected(feature.values, np.repeat(kept, feature.lengths)), feature.lengths[kept])
   return feature[kept]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -318,11 +319,8 @@ def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> Sequence[np.ndarr
   """Views of the rows up to each stop."""
   if len(stops) == 1:
     return [feature]
-  if not isinstance(feature, Ragged):
-    return np.split(feature, stops[:-1])
-  lengths = np.split(feature.lengths, stops[:-1])
-  value_stops = np.cumsum([part.sum() for part in lengths])
-  return [Ragged(*part) for part in zip(np.split(feature.values, value_stops[:-1]), lengths, strict=True)]
+  bounds = [0, *stops.tolist()]
+  return [feature[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragged:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from anystep.examples import Ragged
+
 
 def readable(ids: np.ndarray, vocabulary: Any) -> str:
   """Token ids as text; sentinels as <0>, <1>, …, the end as </s>, padding at the end left out."""
@@ -34,14 +36,19 @@ def readable(ids: np.ndarray, vocabulary: Any) -> str:
   return "".join(parts)
 
 
-def described(values: np.ndarray, vocabulary: Any = None) -> dict[str, Any]:
+def described(values: np.ndarray | Ragged, vocabulary: Any = None) -> dict[str, Any]:
   """A feature of one example as a JSON object: `text` or `values`, and the `length` of a sequence.
+
+  Of rows whose lengths differ, the values are what each row's would be.
 
   >>> described(np.array([3, 4], np.int32))
   {'length': 2, 'values': [3, 4]}
   >>> described(np.array(b"caf\\xc3\\xa9", object))
   {'text': 'café'}
   """
+  if isinstance(values, Ragged):
+    rows = [described(row, vocabulary) for row in values.rows()]
+    return {"length": len(rows), "values": [row.get("text", row.get("values")) for row in rows]}
   length = {"length": len(values)} if values.ndim else {}
   if vocabulary is not None and values.ndim == 1 and values.dtype.kind in "iu":
     return {**length, "text": readable(values, vocabulary)}

@@ -290,35 +290,37 @@ def steps_dataset(read: Callable[[int], Rows], form: Rows, *, steps: range) -> t
   forms = sorted(form.items())
   specs = []
   for _, feature in forms:
-    values = feature.values if isinstance(feature, Ragged) else feature
+    values, *lengths = _flat(feature)
     dtype = tf.string if values.dtype == object else tf.as_dtype(values.dtype)
-    specs.append(tf.TensorSpec([None, *values.shape[1:]], dtype))
-    if isinstance(feature, Ragged):
-      specs.append(tf.TensorSpec([None], tf.int64))
+    specs += [
+      tf.TensorSpec([None, *values.shape[1:]], dtype),
+      *(tf.TensorSpec([None], tf.int64) for _ in lengths),
+    ]
 
   def read_flat(step: int) -> list[Any]:
     with gate:
       rows = read(int(step))
-    flat = []
-    for name, _ in forms:
-      feature = rows[name]
-      flat += [feature.values, feature.lengths] if isinstance(feature, Ragged) else [feature]
-    return flat
+    return [part for name, _ in forms for part in _flat(rows[name])]
 
   def tensors(step: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
     flat = tf.numpy_function(read_flat, [step], [spec.dtype for spec in specs], stateful=False)
     parts = iter([tf.ensure_shape(part, spec.shape) for part, spec in zip(flat, specs, strict=True)])
-    return {
-      name: tf.RaggedTensor.from_row_lengths(next(parts), next(parts), validate=False)
-      if isinstance(feature, Ragged)
-      else next(parts)
-      for name, feature in forms
-    }
+    made = {}
+    for name, feature in forms:
+      made[name] = next(parts)
+      for _ in _flat(feature)[1:]:
+        made[name] = tf.RaggedTensor.from_row_lengths(made[name], next(parts), validate=False)
+    return made
 
   options = tf.data.Options()
   # Threads that wait for Python must not be those that the reader's own graphs need: 0 is one a core.
   options.threading.private_threadpool_size = 0
   return tf.data.Dataset.range(steps.start, steps.stop).map(tensors).with_options(options)
+
+
+def _flat(feature: Ragged | np.ndarray) -> list[np.ndarray]:
+  """A feature's values, and of ragged rows how long they are, the innermost first."""
+  return [*_flat(feature.values), feature.lengths] if isinstance(feature, Ragged) else [feature]
 
 
 class _Gate:

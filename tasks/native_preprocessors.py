@@ -225,7 +225,7 @@ def _corrupted(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sen
 
 def _works(edit: _Edit, feature: Feature | None) -> bool:
   """Whether SeqIO would not refuse the edit, nor take it for something else, such as a cut from the end."""
-  if feature is None or not feature.sequence or type(edit.value) is not int:
+  if feature is None or not feature.sequence or feature.ragged or type(edit.value) is not int:
     return False
   if edit.kind != "append":
     return edit.value >= (1 if edit.kind == "last" else 0)

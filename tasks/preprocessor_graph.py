@@ -15,6 +15,7 @@ import tensorflow as tf
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
+from anystep.tasks.tensors import from_tensors, to_tensors
 
 Seeds = Mapping[str, np.ndarray]
 """By a preprocessor's place, as text, the seed pairs of its random maps: `(rows, pairs, 2) int64`."""
@@ -63,7 +64,7 @@ class PreprocessorGraph:
       for preprocessor in preprocessors
     ]
     self._element_spec = element_spec(features)
-    self._features = {name: _tensor_spec(feature) for name, feature in features.items()}
+    self._features = {name: _batch_spec(feature) for name, feature in features.items()}
     self.num_seeds: list[int] = []
     self.may_drop: list[bool] = []
     self.joins: list[bool] = []
@@ -112,7 +113,7 @@ class PreprocessorGraph:
 
       self._together[key] = self._traced(run, num_preprocessors, graph_seed)
     function = self._together[key]
-    return lambda batch, seeds: _from_tensors(function(_to_tensors(batch), seeds))
+    return lambda batch, seeds: from_tensors(function(to_tensors(batch), seeds))
 
   def one_by_one(
     self, num_preprocessors: int
@@ -141,8 +142,8 @@ class PreprocessorGraph:
     function = self._traced(run, num_preprocessors, 0)
 
     def call(batch: Batch, seeds: Seeds) -> tuple[dict[str, Ragged | np.ndarray], np.ndarray]:
-      rows, result = function(_to_tensors(batch), seeds)
-      return _from_tensors(result), rows.numpy()
+      rows, result = function(to_tensors(batch), seeds)
+      return from_tensors(result), rows.numpy()
 
     return call
 
@@ -262,50 +263,28 @@ def _all_of(dataset: tf.data.Dataset) -> Any:
   return batches.concatenate(nothing).take(1).get_single_element()
 
 
-def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec]:
+def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
   """What a dataset of single examples with these features says of them."""
-  return {
-    name: tf.TensorSpec(feature.shape, tf.dtypes.as_dtype(feature.dtype))
-    for name, feature in features.items()
-  }
+  return {name: _spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
 
 
-def _tensor_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
-  shape, dtype = [None, *feature.shape], tf.dtypes.as_dtype(feature.dtype)
-  if feature.sequence:
-    return tf.RaggedTensorSpec(shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
-  return tf.TensorSpec(shape, dtype)
+def _batch_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
+  return _spec(feature, (None, *feature.shape), int(feature.sequence) + int(feature.ragged))
+
+
+def _spec(
+  feature: Feature, shape: Sequence[int | None], ragged_rank: int
+) -> tf.TensorSpec | tf.RaggedTensorSpec:
+  dtype = tf.dtypes.as_dtype(feature.dtype)
+  if not ragged_rank:
+    return tf.TensorSpec(shape, dtype)
+  return tf.RaggedTensorSpec(shape, dtype, ragged_rank=ragged_rank, row_splits_dtype=tf.int64)
 
 
 def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
   """A batch of no rows."""
-  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]] if _is_ragged(spec) else spec.shape[1:]
-  values = tf.zeros([0, *inner], spec.dtype)
-  return tf.RaggedTensor.from_row_splits(values, tf.constant([0], tf.int64)) if _is_ragged(spec) else values
-
-
-def _is_ragged(spec: tf.TypeSpec) -> bool:
-  return isinstance(spec, tf.RaggedTensorSpec)
-
-
-def _to_tensors(batch: Batch) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-  return {
-    name: tf.RaggedTensor.from_row_lengths(feature.values, feature.lengths, validate=False)
-    if isinstance(feature, Ragged)
-    else tf.constant(feature)
-    for name, feature in batch.items()
-  }
-
-
-def _from_tensors(tensors: Mapping[str, tf.Tensor | tf.RaggedTensor]) -> dict[str, Ragged | np.ndarray]:
-  return {name: _from_tensor(tensor) for name, tensor in tensors.items()}
-
-
-def _from_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> Ragged | np.ndarray:
-  if isinstance(tensor, tf.RaggedTensor):
-    return Ragged(tensor.values.numpy(), tensor.row_lengths().numpy())
-  array = tensor.numpy()
-  if array.ndim < 2:
-    return array
-  rows, length = array.shape[:2]
-  return Ragged(array.reshape(rows * length, *array.shape[2:]), np.full(rows, length, np.int64))
+  if not isinstance(spec, tf.RaggedTensorSpec):
+    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
+  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
+  splits = [tf.constant([0], tf.int64)] * spec.ragged_rank
+  return tf.RaggedTensor.from_nested_row_splits(tf.zeros([0, *inner], spec.dtype), splits)

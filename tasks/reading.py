@@ -248,5 +248,7 @@ def _rows(batch: Batch) -> list[dict[str, object]]:
 
 
 def _comparable(value: object) -> tuple[object, ...]:
+  if isinstance(value, Ragged):
+    return tuple(map(_comparable, value.rows()))
   array = np.asarray(value)
   return array.shape, str(array.tolist()) if array.dtype.hasobject else array.tobytes()

@@ -2,6 +2,7 @@
 TensorFlow's own bytes."""
 
 import concurrent.futures
+import json
 import os
 import pickle
 import struct
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from anystep import examples
+from anystep import containers, examples
 from anystep.errors import AnystepError
 from anystep.examples import (
   ExampleParser,
@@ -58,11 +59,15 @@ def outcome(parse, *arguments):
     batch = parse(*arguments)
   except AnystepError as error:
     return str(error)
-  parts = {name: (f.values, f.lengths) if isinstance(f, Ragged) else (f,) for name, f in batch.items()}
   return [
-    (name, [(p.dtype, p.shape, p.tolist() if p.dtype == object else p.tobytes()) for p in part])
-    for name, part in parts.items()
+    (name, [(p.dtype, p.shape, p.tolist() if p.dtype == object else p.tobytes()) for p in parts_of(feature)])
+    for name, feature in batch.items()
   ]
+
+
+def parts_of(feature):
+  """The arrays that a feature is made of."""
+  return [*parts_of(feature.values), feature.lengths] if isinstance(feature, Ragged) else [feature]
 
 
 def outcomes(records, features):
@@ -219,6 +224,30 @@ def test_what_is_no_record_is_refused(parse):
   assert "cache the task again" in refused.value.fix
 
 
+@pytest.mark.parametrize(
+  ("wrong", "feature", "expected", "got"),
+  [
+    ({"x": [1, 2, 3], "_rl:0:x": [2]}, "x", "values: 2, as its rows' lengths add up", "values: 3"),
+    ({"x": [1, 2], "_rl:0:x": [2, 0, 1]}, "x", "values: 3, as its rows' lengths add up", "values: 2"),
+    ({"x": [1, 2]}, "x", "values: 0, as its rows' lengths add up", "values: 2"),
+    ({"_rl:0:x": [1]}, "x", "values: 1, as its rows' lengths add up", "values: 0"),
+    ({"x": [1, 2], "_rl:0:x": [3, -1]}, "x", "row lengths: 0 to 14", "row lengths: -1"),
+    ({"x": [], "_rl:0:x": [2**63 - 1] * 2 + [2]}, "x", "row lengths: 0 to 12", f"row lengths: {2**63 - 1}"),
+    ({"x": [1, 2], "_rl:0:x": [2.0]}, "_rl:0:x", "int64_list", "float_list"),
+    ({"x": [1, 2**31], "_rl:0:x": [2]}, "x", INT32, 2**31),
+    ({"y": list(range(9)), "_rl:0:y": [1, 1]}, "y", "values: 6, as its rows' lengths add up", "values: 9"),
+  ],
+)
+def test_rows_that_are_not_as_long_as_a_record_says_are_refused(parse, wrong, feature, expected, got):
+  whole = {"x": Ragged(np.arange(4), np.array([1, 0, 3])), "y": Ragged(np.ones((1, 3), int), np.array([1]))}
+  bad = serialize_example({name: np.array(values, None if values else int) for name, values in wrong.items()})
+  records = [serialize_example(whole)] * 2 + [bad, serialize_example(whole)]
+  with pytest.raises(AnystepError) as refused:
+    parse(records, {"x": sequence("int32", None), "y": sequence("int32", None, 3)})
+  assert (refused.value.code, refused.value.kind) == (65, "record_invalid")
+  assert refused.value.fields == {"position": 2, "feature": feature, "expected": expected, "got": got}
+
+
 def test_a_single_record_is_refused_likewise():
   with pytest.raises(AnystepError) as refused:
     parse_example(serialize_example({"x": [1, 2]}), {"x": scalar("int64")})
@@ -295,12 +324,16 @@ DTYPES = {
   "float16": st.floats(width=16),
   **{dtype: st.floats(width=32) for dtype in ("bfloat16", "float32", "float64")},
 }
-SHAPES = [(), (None,), (None, 2), (None, 1, 3), (3,), (2, 2)]
+SHAPES = [(), (None,), (None, 2), (None, 1, 3), (3,), (2, 2), (None, None), (None, None, 3)]
 
 
 @st.composite
 def values_of(draw, feature):
   """What one example has of a feature."""
+  if feature.ragged:
+    lengths = np.array(draw(st.lists(st.integers(0, 3), max_size=3)), np.int64)
+    flat = Feature(dtype=feature.dtype, shape=(int(lengths.sum()), *feature.shape[2:]))
+    return Ragged(draw(values_of(flat)), lengths)
   shape = [draw(st.integers(0, 4)) if size is None else size for size in feature.shape]
   size = int(np.prod(shape))
   values = draw(st.lists(DTYPES[feature.dtype], min_size=size, max_size=size))
@@ -340,7 +373,9 @@ def tensorflows_record(example):
   import tensorflow as tf
 
   features = {}
-  for name, value in example.items():
+  ragged = {name: value for name, value in example.items() if isinstance(value, Ragged)}
+  lists = example | {name: value.values for name, value in ragged.items()}
+  for name, value in (lists | {f"_rl:0:{name}": value.lengths for name, value in ragged.items()}).items():
     values = value.reshape(-1)
     if value.dtype == object:
       features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
@@ -528,7 +563,7 @@ a_list = st.one_of(
   for number, content in ((1, text_lists), (2, float_lists), (3, int_lists), (3, int_lists))
 )
 a_feature = mostly(a_list, joined(st.one_of(a_list, unknown), max_size=3))
-a_name = st.sampled_from([b"x", b"y", b"z", b"", b"xy", b"\xff"]).map(lambda name: field(1, name))
+a_name = st.sampled_from([b"x", b"y", b"z", b"", b"xy", b"\xff", b"_rl:0:x"]).map(lambda name: field(1, name))
 an_entry = mostly(
   st.tuples(a_name, st.builds(field, st.just(2), a_feature)).map(b"".join),
   joined(st.one_of(a_name, st.builds(field, st.just(2), a_feature), unknown), max_size=3),
@@ -559,7 +594,7 @@ def damaged_records(draw):
       name: st.builds(
         Feature,
         dtype=st.sampled_from(["int32", "int32", "int64", "uint8", "bool", "float32", "string"]),
-        shape=st.sampled_from([(None,), (None,), (None, 2), ()]),
+        shape=st.sampled_from([(None,), (None,), (None, 2), (), (None, None)]),
       )
       for name in ("x", "y", "")
     },
@@ -736,6 +771,71 @@ def test_no_rows_keep_their_dtype_and_shape():
   assert empty.to_padded(3).shape == (0, 3, 2)
 
 
+TABLES = [
+  Ragged(np.array([1, 2, 3], np.int32), np.array([2, 0, 1])),
+  Ragged(np.zeros(0, np.int32), np.zeros(0, np.int64)),
+  Ragged(np.array([4], np.int32), np.array([0, 1])),
+]
+
+
+def lists_of(table):
+  return [row.tolist() for row in table.rows()]
+
+
+def test_an_example_of_ragged_rows_is_ragged_itself():
+  batch = Ragged.of_rows(TABLES, np.dtype(np.int32), (None,))
+  assert (len(batch), batch.lengths.tolist()) == (3, [3, 0, 2])
+  assert [lists_of(table) for table in batch.rows()] == [[[1, 2], [], [3]], [], [[], [4]]]
+  assert (batch.dtype, batch.shape, batch.ndim) == (np.int32, (3, None, None), 3)
+  none = Ragged.of_rows([], np.dtype(np.float32), (None, 3))
+  assert (len(none), none.dtype, none.shape) == (0, np.float32, (0, None, None, 3))
+
+
+@pytest.mark.parametrize("cut", [slice(0, 2), slice(1, None), slice(-1, None), slice(2, 1), slice(None)])
+def test_rows_side_by_side_are_a_view(cut):
+  tables = Ragged.of_rows(TABLES, np.dtype(np.int32), (None,))
+  for whole in (tables, TABLES[0]):
+    part = whole[cut]
+    rows, expected = part.rows(), whole.rows()[cut]
+    assert [row.tolist() if whole is TABLES[0] else lists_of(row) for row in rows] == [
+      row.tolist() if whole is TABLES[0] else lists_of(row) for row in expected
+    ]
+    assert np.shares_memory(parts_of(part)[0], parts_of(whole)[0]) == bool(parts_of(part)[0].size)
+
+
+@pytest.mark.parametrize("places", [0, slice(None, None, 2), np.array([True, False, True]), [0, 1]])
+def test_a_ragged_is_cut_by_slices_alone(places):
+  with pytest.raises(TypeError, match="cut by slices"):
+    TABLES[0][places]
+
+
+def test_a_ragged_is_no_array():
+  with pytest.raises(TypeError, match="no array"):
+    np.asarray(TABLES[0])
+
+
+def test_ragged_rows_are_not_filled():
+  with pytest.raises(AnystepError) as refused:
+    Ragged.of_rows(TABLES, np.dtype(np.int32), (None,)).to_padded(4)
+  assert (refused.value.code, refused.value.kind) == (78, "feature_ragged")
+  assert refused.value.fields == {
+    "expected": "a feature whose first dimension alone varies",
+    "got": "int32 of shape (rows, None, None)",
+  }
+
+
+def test_features_whose_lists_would_have_one_name_are_refused():
+  with pytest.raises(ValueError, match="'_rl:0:x' has the name of the row lengths of feature 'x'"):
+    serialize_example({"x": TABLES[0], "_rl:0:x": [1]})
+  with pytest.raises(ValueError, match="'_rl:0:x' has the name of the row lengths of feature 'x'"):
+    ExampleParser({"x": sequence("int32", None), "_rl:0:x": sequence("int32")})
+
+
+def test_lengths_below_zero_are_refused():
+  with pytest.raises(ValueError, match="add up to 2"):
+    Ragged(np.array([1, 2]), np.array([3, -1]))
+
+
 def test_lengths_that_do_not_add_up_are_refused():
   with pytest.raises(ValueError, match="add up to 3, values are 2"):
     Ragged(np.array([1, 2]), np.array([1, 2]))
@@ -758,3 +858,60 @@ def test_records_are_the_bytes_of_tensorflows_own_class():
     record = serialize_example(dict.fromkeys(features, value))
     assert record == message.SerializeToString(deterministic=True)
     assert tf.train.Example.FromString(record) == message
+
+
+def test_ragged_rows_are_stored_as_seqio_stores_them():
+  tf = pytest.importorskip("tensorflow")
+  seqio = pytest.importorskip("seqio")
+  pairs = Ragged(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 3]))
+  for example in [{"x": table, "pairs": pairs, "y": np.array([1, 2])} for table in TABLES]:
+    tensors = {
+      name: tf.RaggedTensor.from_row_lengths(value.values, value.lengths)
+      if isinstance(value, Ragged)
+      else value
+      for name, value in example.items()
+    }
+    expected = seqio.utils.dict_to_tfexample(tensors)
+    assert serialize_example(example) == expected.SerializeToString(deterministic=True)
+
+
+def test_stock_seqio_reads_ragged_rows_of_a_cache(tmp_path):
+  """Its own source, which knows nothing of a cache but the description of its features."""
+  seqio = pytest.importorskip("seqio")
+  examples = [
+    {
+      "tables": table,
+      "pairs": Ragged(np.arange(2 * k, dtype=np.float32).reshape(k, 2), np.array([0, k])),
+      "words": Ragged(np.array([b"a", b"b"], object), np.array([1, 1, 0])),
+    }
+    for k, table in enumerate(TABLES)
+  ]
+  features = {
+    "tables": ("int32", (None, None)),
+    "pairs": ("float32", (None, None, 2)),
+    "words": ("string", (None, None)),
+  }
+  info = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in features.items()}
+  (tmp_path / "info.train.json").write_text(
+    json.dumps({"num_shards": 1, "features": info, "seqio_version": "0.0.20"})
+  )
+  (tmp_path / "stats.train.json").write_text(json.dumps({"examples": len(examples)}))
+  records = [serialize_example(example) for example in examples]
+  containers.write_shard(containers.TFRECORD, tmp_path / "train.tfrecord-00000-of-00001", records, options="")
+  dataset = seqio.dataset_providers._CachedDataSource(str(tmp_path), "train").get_dataset(
+    "train", shuffle=False
+  )
+  for found, example in zip(dataset, examples, strict=True):
+    assert {name: tensor.dtype.name for name, tensor in found.items()} == {
+      n: d for n, (d, _) in features.items()
+    }
+    assert {name: tensor.to_list() for name, tensor in found.items()} == {
+      name: [row.tolist() for row in table.rows()] for name, table in example.items()
+    }
+  own = ExampleParser({name: Feature(dtype=dtype, shape=shape) for name, (dtype, shape) in features.items()})(
+    records
+  )
+  for name, feature in own.items():
+    assert [outcome(dict, {"x": row}) for row in feature.rows()] == [
+      outcome(dict, {"x": e[name]}) for e in examples
+    ]

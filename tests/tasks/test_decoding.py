@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import seqio
 
+from anystep.examples import Ragged
 from anystep.tasks import decoding, stats_page
 from anystep.tasks.decoding import as_text, described, printable, readable
 
@@ -48,10 +49,16 @@ def test_letters_that_a_sentinel_cuts_are_left_out():
     (np.array([[0.5, 1]], np.float32), {"length": 1, "values": [[0.5, 1.0]]}),
     (np.array([np.nan, np.inf], np.float32), {"length": 2, "values": ["nan", "inf"]}),
     (np.array([True]), {"length": 1, "values": [True]}),
+    (Ragged(np.array([1, 2, 3]), np.array([2, 0, 1])), {"length": 3, "values": [[1, 2], [], [3]]}),
+    (Ragged(np.ones((2, 2)), np.array([2])), {"length": 1, "values": [[[1.0, 1.0], [1.0, 1.0]]]}),
+    (
+      Ragged(np.array([b"a", b"\xff"], object), np.array([1, 1])),
+      {"length": 2, "values": [["a"], ["\\xff"]]},
+    ),
   ],
 )
 def test_values_are_described_as_json(values, expected):
-  found = described(np.asarray(values))
+  found = described(values if isinstance(values, Ragged) else np.asarray(values))
   assert found == expected
   assert json.loads(json.dumps(found, allow_nan=False)) == expected
 
@@ -61,6 +68,8 @@ def test_only_sequences_of_token_ids_are_decoded():
   assert described(ids, VOCABULARY) == {"length": 2, "text": "ab"}
   assert described(ids.astype(np.float32), VOCABULARY) == {"length": 2, "values": [100.0, 101.0]}
   assert described(np.asarray(ids[0]), VOCABULARY) == {"values": 100}
+  rows = Ragged(np.concatenate([ids, ids[:1]]), np.array([2, 0, 1]))
+  assert described(rows, VOCABULARY) == {"length": 3, "values": ["ab", "", "a"]}
 
 
 def test_text_stays_on_its_line_and_commands_nothing():

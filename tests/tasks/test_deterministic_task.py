@@ -13,6 +13,7 @@ import tensorflow as tf
 import anystep
 import oracle
 from anystep.errors import AnystepError
+from anystep.examples import Ragged
 from anystep.manifest import Feature
 from anystep.tasks import deterministic_task
 from anystep.tasks.fingerprint import fingerprint
@@ -316,6 +317,19 @@ class TestRefused:
   def test_is_a_split_that_no_task_of_a_mixture_has(self):
     error = self.error_of(seqio.MixtureRegistry.get(MIXTURE), split="test")
     assert (error.code, error.kind, error.fields["expected"]) == (78, "split", "train")
+
+
+def test_steps_of_ragged_rows_are_ragged_tensors():
+  lengths, rows = np.array([2, 0, 1]), np.array([1, 2])
+
+  def read(step):
+    return {"table": Ragged(Ragged(np.arange(3, dtype=np.int32) + step, lengths), rows), "number": rows}
+
+  dataset = deterministic_task.steps_dataset(read, read(0), steps=range(5, 7))
+  assert dataset.element_spec["table"].shape.as_list() == [None, None, None]
+  for step, found in enumerate(dataset, 5):
+    assert found["table"].to_list() == [[[step, step + 1]], [[], [step + 2]]]
+    assert found["number"].numpy().tolist() == [1, 2]
 
 
 class TestProcessEnd:

@@ -6,6 +6,8 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from anystep.examples import Ragged
+from anystep.manifest import Feature
 from anystep.tasks import preprocessors
 from anystep.tasks.preprocessor_graph import PreprocessorGraph
 
@@ -122,3 +124,56 @@ def test_a_function_that_autograph_has_to_convert_works_on_one_example_as_on_man
   kept, rows = graph.one_by_one(2)(batch, {})
   np.testing.assert_array_equal(kept["number"], [100, 102, 104])
   np.testing.assert_array_equal(rows, [0, 2, 4])
+
+
+RAGGED_FEATURES = {
+  "number": Feature(dtype="int64", shape=()),
+  "pairs": Feature(dtype="float32", shape=(None, None, 2)),
+  "table": Feature(dtype="int32", shape=(None, None)),
+}
+LENGTHS_OF_ROWS = ([2, 0, 1], [], [0], [3, 1])
+
+
+def ragged_example(number):
+  lengths = np.array(LENGTHS_OF_ROWS[number], np.int64)
+  values = np.arange(lengths.sum(), dtype=np.int32) + 10 * number
+  pairs = np.stack([values, values], axis=1).astype(np.float32)
+  return {"number": np.int64(number), "pairs": Ragged(pairs, lengths), "table": Ragged(values, lengths)}
+
+
+@seqio.map_over_dataset
+def use_rows(example):
+  table = example["table"]
+  assert isinstance(table, tf.RaggedTensor)
+  assert isinstance(example["pairs"], tf.RaggedTensor)
+  return {**example, "table": tf.concat([table, [[7, 7]]], 0), "sums": tf.reduce_sum(table, axis=1)}
+
+
+def expected_of(number):
+  example = ragged_example(number)
+  rows = [row.tolist() for row in example["table"].rows()]
+  pairs = [row.tolist() for row in example["pairs"].rows()]
+  return {"number": number, "pairs": pairs, "table": [*rows, [7, 7]], "sums": [sum(row) for row in rows]}
+
+
+def as_lists(value):
+  return [as_lists(row) for row in value.rows()] if isinstance(value, Ragged) else value.tolist()
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [3, 1], [1], []])
+def test_rows_whose_lengths_differ_are_a_ragged_tensor_to_preprocessors(numbers):
+  examples = [ragged_example(number) for number in numbers]
+  batch = {"number": np.array(numbers, np.int64)}
+  for name, inner_shape in (("pairs", (None, 2)), ("table", (None,))):
+    dtype = np.dtype(RAGGED_FEATURES[name].dtype)
+    batch[name] = Ragged.of_rows([example[name] for example in examples], dtype, inner_shape)
+  graph = PreprocessorGraph(TASK, [use_rows, keep_even], RAGGED_FEATURES, LENGTHS)
+  made = graph.together(1)(batch, {})
+  expected = [expected_of(number) for number in numbers]
+  assert {name: as_lists(feature) for name, feature in made.items()} == {
+    name: [example[name] for example in expected] for name in made
+  }
+  kept, rows = graph.one_by_one(2)(batch, {})
+  assert [numbers[row] for row in rows] == [number for number in numbers if number % 2 == 0]
+  assert as_lists(kept["table"]) == [example["table"] for example in expected if example["number"] % 2 == 0]
+  assert (kept["pairs"].dtype, kept["pairs"].shape[1:]) == (np.float32, (None, None, 2))

@@ -672,3 +672,57 @@ class TestSeqio:
       reader_of(cache, add_noise, fail)
     assert self.draws() == before
     assert seqio.utils._GrainRandomMapFn.__call__ is call
+
+
+@pytest.fixture(scope="module")
+def ragged_cache(tmp_path_factory):
+  def example_of(ordinal):
+    lengths = np.arange(ordinal % 4)
+    values = np.arange(lengths.sum(), dtype=np.int32) + ordinal
+    return {"number": np.int64(ordinal), "targets": Ragged(values, lengths)}
+
+  features = FEATURES | {"targets": Feature(dtype="int32", shape=(None, None))}
+  root = tmp_path_factory.mktemp("ragged")
+  return caches.build(root, task=TASK, num_examples=20, features=features, example_of=example_of).open()
+
+
+class TestRaggedRows:
+  """A cached feature of rows whose lengths differ."""
+
+  def test_are_a_preprocessor_s_ragged_tensor_and_drop_or_stay(self, ragged_cache):
+    @seqio.map_over_dataset
+    def flatten(example):
+      return {"number": example["number"], "targets": example["targets"].flat_values}
+
+    def keep_some(dataset):
+      return dataset.filter(lambda example: example["number"] % 3 > 0)
+
+    found = survey(reader_of(ragged_cache, flatten, keep_some), ragged_cache, range(20))
+    examples = {index: ragged_cache[index] for index in range(20)}
+    kept = [index for index, example in examples.items() if example["number"] % 3]
+    assert {index: row["targets"].tolist() for index, row in found.items()} == {
+      index: examples[index]["targets"].values.tolist() for index in kept
+    }
+
+  def test_stay_ragged_where_nothing_is_done_to_them(self, ragged_cache):
+    task = seqio.Task(
+      TASK,
+      source=seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=[SPLIT]),
+      preprocessors=[seqio.CacheDatasetPlaceholder(), seqio.utils.trim_dataset],
+      output_features={"targets": seqio.Feature(VOCABULARY, rank=2, add_eos=False)},
+    )
+    indices = [3, 7, 7, 11]
+    made = TaskReader(task, ragged_cache, {"targets": 2})(ragged_cache.read(indices), records_of(indices))
+    expected = [[row.tolist() for row in ragged_cache[index]["targets"].rows()[:2]] for index in indices]
+    assert [[row.tolist() for row in table.rows()] for table in made["targets"].rows()] == expected
+
+  def test_with_unseeded_draws_in_them_are_refused(self, ragged_cache):
+    @seqio.map_over_dataset
+    def noisy(example):
+      noise = tf.random.uniform(tf.shape(example["targets"].flat_values), 0, 100, tf.int32)
+      targets = example["targets"]
+      return {"noise": targets.with_flat_values(noise), "targets": targets.flat_values}
+
+    with pytest.raises(AnystepError) as refused:
+      reader_of(ragged_cache, noisy)
+    assert refused.value.kind == "preprocessor_unseeded"
