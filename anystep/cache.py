@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from anystep import names
-from anystep.containers import BlockReader, open_blocks
+from anystep.containers import PARQUET, BlockReader, open_blocks
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Ragged, parse_example, parse_examples
 from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
@@ -314,13 +314,16 @@ class Cache:
       self._check_head(entry)
     offsets = None
     if m.offsets_files:
-      offsets = self._table(m.offsets_files[shard], "offsets_form", np.dtype(np.uint64), (entry.records,))
+      table = m.offsets_files[shard]
+      shape = (table.records, 2) if m.container == PARQUET else (table.records,)
+      offsets = self._table(table, "offsets_form", np.dtype(np.uint64), shape)
     return open_blocks(
       m.container,
       self.path_of(entry),
       num_records=entry.records,
       block_records=m.block_records,
       offsets=offsets,
+      columns=tuple(m.features),
     )
 
 

@@ -1,17 +1,16 @@
 """Record files, read in whole blocks or by single records, and written.
 
-Two containers: ArrayRecord, whose chunks are blocks, and TFRecord, whose records' byte offsets stand in a
-table beside the file (https://www.tensorflow.org/tutorials/load_data/tfrecord).
+Caches are written in two containers: ArrayRecord, whose chunks are blocks, and TFRecord, whose records' byte
+offsets stand in a table beside the file (https://www.tensorflow.org/tutorials/load_data/tfrecord). Parquet
+files are read where they are (`anystep.parquet_blocks`).
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import struct
-import threading
 from collections.abc import Sequence
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from array_record.python import array_record_module
@@ -19,12 +18,24 @@ from etils import epath
 from google_crc32c import value as checksum
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.shard_files import (
+  RESTORE,
+  FileRanges,
+  block_range,
+  corrupt,
+  inside,
+  size_of,
+  unreadable,
+  wrong_records,
+)
 
 ARRAY_RECORD = "array_record"
 TFRECORD = "tfrecord"
+# Those that a cache can be written in.
 CONTAINERS = (ARRAY_RECORD, TFRECORD)
+# Of files that were there before; nothing is written in it.
+PARQUET = "parquet"
 
-_RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 # Before a TFRecord's data: its length in 8 bytes and their checksum; after it: the data's checksum.
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
@@ -79,20 +90,31 @@ def open_blocks(
   num_records: int,
   block_records: int,
   offsets: np.ndarray | None = None,
+  columns: Sequence[str] = (),
 ) -> BlockReader:
   """Opens a shard.
 
   Args:
-    container: `array_record` or `tfrecord`.
+    container: `array_record`, `tfrecord` or `parquet`.
     path: the file.
     num_records: what the manifest says it holds.
     block_records: g.
-    offsets: of a TFRecord file, where each record's framing starts: `(records,) uint64`. It is not
-      copied, so it may be a memory map.
+    offsets: of a TFRecord file, where each record's framing starts: `(records,) uint64`; of a Parquet file,
+      its parts and their checksums: `(parts, 2) uint64`. It is not copied, so it may be a memory map.
+    columns: of a Parquet file, those that a record has.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
   """
+  if container == PARQUET:
+    # It needs manifests' features, and manifests need this module.
+    from anystep.parquet_blocks import ParquetBlocks
+
+    if offsets is None:
+      raise ValueError("a Parquet file is opened with the offsets and checksums of its parts")
+    return ParquetBlocks(
+      path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
+    )
   if _known(container) == ARRAY_RECORD:
     return ArrayRecordBlocks(path, num_records=num_records, block_records=block_records)
   if offsets is None:
@@ -162,7 +184,7 @@ class ArrayRecordBlocks:
     self._num_records = num_records
     # The library keeps a position of 8 bytes for each chunk.
     self.index_bytes = 8 * -(-num_records // block_records)
-    self._size = _size_of(path)
+    self._size = size_of(path)
     try:
       # Blocks are asked for one at a time: the reader's own read-ahead would only read what is not wanted.
       self._reader = array_record_module.ArrayRecordReader(
@@ -170,21 +192,21 @@ class ArrayRecordBlocks:
       )
       found = self._reader.num_records()
     except (ValueError, RuntimeError) as error:
-      raise _corrupt(self._path, error) from error
+      raise corrupt(self._path, error) from error
     if found != num_records:
-      raise _wrong_records(self._path, num_records, found)
+      raise wrong_records(self._path, num_records, found)
     # A file that is none has no records either, which for an empty shard would be right.
     if not self._reader.ok():
-      raise _corrupt(self._path, "no ArrayRecord file")
+      raise corrupt(self._path, "no ArrayRecord file")
 
   def read_block(self, block: int) -> list[bytes]:
     """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    start, stop = _block_range(block, self._block_records, self._num_records)
+    start, stop = block_range(block, self._block_records, self._num_records)
     return self._read(stop - start, start, stop)
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
     """Single records by place; each costs the reading of its chunk."""
-    places = _inside(places, self._num_records)
+    places = inside(places, self._num_records)
     return self._read(len(places), places)
 
   def close(self) -> None:
@@ -195,12 +217,12 @@ class ArrayRecordBlocks:
     try:
       records = self._reader.read(*which)
     except (ValueError, RuntimeError, IndexError) as error:
-      raise _corrupt(self._path, error) from error
+      raise corrupt(self._path, error) from error
     if len(records) != expected:
-      raise _corrupt(self._path, f"{len(records)} records in place of {expected}")
+      raise corrupt(self._path, f"{len(records)} records in place of {expected}")
     # Where a file ends that was longer when it was opened, the library (0.8.6) gives empty records.
-    if not all(records) and _size_of(self._path) != self._size:
-      raise _corrupt(self._path, f"another size than the {self._size} bytes that it had when it was opened")
+    if not all(records) and size_of(self._path) != self._size:
+      raise corrupt(self._path, f"another size than the {self._size} bytes that it had when it was opened")
     return records
 
 
@@ -226,13 +248,13 @@ class TFRecordBlocks:
     if offsets.dtype != np.uint64 or offsets.ndim != 1:
       raise self._wrong_offsets("(records,) uint64", f"{offsets.shape} {offsets.dtype}")
     if len(offsets) != num_records:
-      raise _wrong_records(self._path, num_records, len(offsets))
+      raise wrong_records(self._path, num_records, len(offsets))
     try:
-      self._ranges = _Ranges(epath.Path(path).open("rb"))
+      self._ranges = FileRanges(epath.Path(path).open("rb"))
     except FileNotFoundError as error:
-      raise _corrupt(self._path, error) from error
+      raise corrupt(self._path, error) from error
     except OSError as error:
-      raise _unreadable(self._path, error) from error
+      raise unreadable(self._path, error) from error
     self._size = self._ranges.size
     try:
       self._check_offsets()
@@ -242,11 +264,11 @@ class TFRecordBlocks:
 
   def read_block(self, block: int) -> list[bytes]:
     """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    return self._read(*_block_range(block, self._block_records, self._num_records))
+    return self._read(*block_range(block, self._block_records, self._num_records))
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
     """Single records by place; each costs one read of its bytes."""
-    return [self._read(place, place + 1)[0] for place in _inside(places, self._num_records)]
+    return [self._read(place, place + 1)[0] for place in inside(places, self._num_records)]
 
   def close(self) -> None:
     """Closes the file."""
@@ -271,7 +293,7 @@ class TFRecordBlocks:
 
   def _wrong_offsets(self, expected: str, got: str) -> AnystepError:
     return AnystepError(
-      ExitCode.DATA, "offsets_invalid", path=self._path, expected=expected, got=got, fix=_RESTORE
+      ExitCode.DATA, "offsets_invalid", path=self._path, expected=expected, got=got, fix=RESTORE
     )
 
   def _read(self, start: int, stop: int) -> list[bytes]:
@@ -281,7 +303,7 @@ class TFRecordBlocks:
     try:
       content = self._ranges.read(begin, end)
     except OSError as error:
-      raise _unreadable(self._path, error) from error
+      raise unreadable(self._path, error) from error
     header, stops = 0, (self._offsets[start + 1 : stop] - self._offsets[start]).tolist()
     records: list[bytes] = []
     # Reading TFRecord files spends its time in this loop: three slices and a checksum for each record. What
@@ -290,50 +312,12 @@ class TFRecordBlocks:
       data, footer = header + _HEADER_BYTES, next_header - _FOOTER_BYTES
       record = content[data:footer]
       if content[header:data] != _header(footer - data):
-        raise _corrupt(self._path, "another length or a wrong checksum of it", place=start + len(records))
+        raise corrupt(self._path, "another length or a wrong checksum of it", place=start + len(records))
       if content[footer:next_header] != _masked(checksum(record)):
-        raise _corrupt(self._path, "a wrong checksum of the data", place=start + len(records))
+        raise corrupt(self._path, "a wrong checksum of the data", place=start + len(records))
       records.append(record)
       header = next_header
     return records
-
-
-class _Ranges:
-  """A file's bytes by range, in any number of threads."""
-
-  def __init__(self, file: IO[bytes]):
-    self._file = file
-    self._lock = threading.Lock()
-    self.size = self._seek(0, os.SEEK_END)
-    try:
-      file.fileno()
-      self._positioned = True
-    except (AttributeError, OSError):
-      # An object store's file has no descriptor, but one position that reads move.
-      self._positioned = False
-
-  def read(self, start: int, stop: int) -> bytes:
-    """Bytes [start, stop); fewer only where the file ends."""
-    content = self._read_some(start, stop)
-    # One call to the operating system gives at most 2 GiB.
-    while len(content) < stop - start and (more := self._read_some(start + len(content), stop)):
-      content += more
-    return content
-
-  def close(self) -> None:
-    self._file.close()
-
-  def _read_some(self, start: int, stop: int) -> bytes:
-    if self._positioned:
-      return os.pread(self._file.fileno(), stop - start, start)
-    with self._lock:
-      self._seek(start)
-      return self._file.read(stop - start)
-
-  def _seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-    self._file.seek(position, whence)
-    # TensorFlow's files do not return the position from seek.
-    return self._file.tell()
 
 
 # Lengths recur, so a record's header is made once and compared as a whole.
@@ -347,44 +331,3 @@ def _header(length: int) -> bytes:
 def _masked(crc: int) -> bytes:
   """A CRC-32C as TFRecord files hold it: rotated right by 15 bits, plus a constant."""
   return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
-
-
-def _size_of(path: epath.PathLike) -> int | None:
-  try:
-    return epath.Path(path).stat().length
-  except FileNotFoundError:
-    return None
-
-
-def _block_range(block: int, block_records: int, num_records: int) -> tuple[int, int]:
-  start = block * block_records
-  if not 0 <= start < num_records:
-    raise IndexError(f"there is no block {block} of {block_records} records among {num_records}")
-  return start, min(start + block_records, num_records)
-
-
-def _inside(places: Sequence[int], num_records: int) -> list[int]:
-  """The places as plain ints: a negative one must not count from the end."""
-  inside = [int(place) for place in places]
-  for place in inside:
-    if not 0 <= place < num_records:
-      raise IndexError(f"there is no record {place} among {num_records}")
-  return inside
-
-
-def _wrong_records(path: str, expected: int, got: int) -> AnystepError:
-  return AnystepError(ExitCode.DATA, "shard_records", path=path, expected=expected, got=got, fix=_RESTORE)
-
-
-def _corrupt(path: str, reason: object, **where: object) -> AnystepError:
-  return AnystepError(ExitCode.DATA, "shard_corrupt", path=path, **where, got=str(reason), fix=_RESTORE)
-
-
-def _unreadable(path: str, error: OSError) -> AnystepError:
-  return AnystepError(
-    ExitCode.IO,
-    "shard_unreadable",
-    path=path,
-    got=f"{type(error).__name__}: {error}",
-    fix="see to the disk or store and run the same command again",
-  )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import hashlib
 import mmap
 import os
 import re
@@ -15,28 +14,38 @@ import seqio
 from array_record.python import array_record_module
 from etils import epath
 
-from anystep import containers, names
+from anystep import containers, names, storage
+from anystep.cache_job.example_checks import known_features
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.spill import SplitJob, described_features, publish_array
+from anystep.cache_job.split_job import SplitJob
 from anystep.cache_job.task_work import task_fingerprint
+from anystep.checked_file import part_checksums, part_table
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import parse_example
-from anystep.manifest import AS_IS, HEAD_BYTES, Feature, FileEntry, Manifest, SourceShard
+from anystep.manifest import AS_IS, Feature, FileEntry, Manifest, SourceShard
+from anystep.parquet_rows import check_same_columns, open_parquet
 
-_HASHED_BYTES = 1 << 24
 # Of a TFRecord: the length of its data and that length's checksum before it, the data's checksum after it.
 _LENGTH = struct.Struct("<Q")
 _FRAME_BYTES = 16
+_PARQUET_MAGIC = b"PAR1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scan:
-  """A source file: its records, what its writer was told, and for TFRecord its records' offsets."""
+  """A source file: its records, and what its container makes known of it.
+
+  Attributes:
+    options: what the writer of an ArrayRecord file was told.
+    group_records: records that are read at a time; 0 where nothing says so.
+    offsets: of a TFRecord file's records, `(records,) uint64`.
+  """
 
   path: epath.Path
   container: str
   records: int
   options: str = ""
+  group_records: int = 0
   offsets: np.ndarray | None = None
 
 
@@ -44,21 +53,25 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
   """Describes the files of a split of the task's source; tables of offsets go to the job's directory.
 
   Raises:
-    AnystepError: 78 `file_outside_root`, `source_decodes`, `feature_form`; 65 `file_container`;
-      77 `file_name`.
+    AnystepError: 78 `file_outside_root`, `source_decodes`, `feature_form`, `files_differ`; 65
+      `file_container`, `column_null`; 77 `file_name`.
   """
   record_names = [_name_below(options.cache_dir, path) for path in job.source_shards]
   scans = [_scan(epath.Path(path)) for path in job.source_shards]
   for scan in scans:
     if scan.container != scans[0].container:
       raise _other_container(scan.path, f"{scans[0].container}, as {scans[0].path.name}")
-  group_size = re.search(r"group_size:(\d+)", scans[0].options)
-  features = described_features(
-    task.source.get_dataset(split=job.split, shuffle=False).element_spec, job.task
-  )
+  features = known_features(task.source.get_dataset(split=job.split, shuffle=False).element_spec, job.task)
+  if scans[0].container == containers.PARQUET:
+    _check_columns(job, scans, features)
   _check_examples(task, job, scans, features)
   epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-  record_files = [_file_entry(scan, name) for scan, name in zip(scans, record_names, strict=True)]
+  record_files, offsets_files = [], []
+  for shard, (scan, name) in enumerate(zip(scans, record_names, strict=True)):
+    entry, offsets = _described(scan, name)
+    record_files.append(entry)
+    if offsets is not None:
+      offsets_files.append(_offsets_entry(job, shard, scan.container, offsets))
   return Manifest(
     layout=AS_IS,
     task=job.task,
@@ -66,15 +79,13 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
     seed=job.seed,
     num_examples=sum(scan.records for scan in scans),
     num_shards=len(scans),
-    block_records=int(group_size.group(1)) if group_size else options.block_records,
+    block_records=max(scan.group_records for scan in scans) or options.block_records,
     container=scans[0].container,
     container_options=scans[0].options,
     features=features,
     record_files=record_files,
     lengths_files=[],
-    offsets_files=[
-      _offsets_entry(job, shard, scan.offsets) for shard, scan in enumerate(scans) if scan.offsets is not None
-    ],
+    offsets_files=offsets_files,
     description_files=[],
     source_shards=[SourceShard(name=entry.name, examples=entry.records) for entry in record_files],
     fingerprint=task_fingerprint(task, job),
@@ -98,6 +109,11 @@ def _name_below(root: epath.PathLike, path: str) -> str:
 
 
 def _scan(path: epath.Path) -> _Scan:
+  if _begins_as_parquet(path):
+    rows = open_parquet(path, columns=())
+    # A row group is decoded at a time; blocks of the largest one's rows need no more than two.
+    group_records = int(rows.group_rows.max(initial=0))
+    return _Scan(path=path, container=containers.PARQUET, records=len(rows), group_records=group_records)
   # A reader of another file says so when it is asked, and raises where it is closed.
   reader = array_record_module.ArrayRecordReader(str(path))
   if not reader.ok():
@@ -105,7 +121,19 @@ def _scan(path: epath.Path) -> _Scan:
     return _Scan(path=path, container=containers.TFRECORD, records=len(offsets), offsets=offsets)
   records, options = reader.num_records(), reader.writer_options_string() or ""
   reader.close()
-  return _Scan(path=path, container=containers.ARRAY_RECORD, records=records, options=options)
+  group_size = re.search(r"group_size:(\d+)", options)
+  return _Scan(
+    path=path,
+    container=containers.ARRAY_RECORD,
+    records=records,
+    options=options,
+    group_records=int(group_size.group(1)) if group_size else 0,
+  )
+
+
+def _begins_as_parquet(path: epath.Path) -> bool:
+  with path.open("rb") as file:
+    return file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
 
 
 def _tfrecord_offsets(path: epath.Path) -> np.ndarray:
@@ -117,7 +145,7 @@ def _tfrecord_offsets(path: epath.Path) -> np.ndarray:
         offsets.append(position)
         position += _FRAME_BYTES + _LENGTH.unpack_from(content, position)[0]
   if position != size:
-    raise _other_container(path, "ArrayRecord or TFRecord, uncompressed and whole")
+    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole")
   return np.array(offsets, np.uint64)
 
 
@@ -131,6 +159,21 @@ def _other_container(path: epath.Path, expected: str) -> AnystepError:
   )
 
 
+def _check_columns(job: SplitJob, scans: list[_Scan], features: dict[str, Feature]) -> None:
+  """Refuses files whose rows are not all records with the source's features."""
+  first: dict[str, Feature] | None = None
+  for scan in scans:
+    try:
+      rows = open_parquet(scan.path, columns=sorted(features))
+    except AnystepError as error:
+      if error.kind == "column_missing" and first is None:
+        raise _decodes(job, scan.path, f"feature {error.fields['feature']}, which no column is") from error
+      raise
+    first = first or rows.features
+    check_same_columns(scan.path, rows.features, expected=first)
+    rows.check_records()
+
+
 def _check_examples(
   task: seqio.Task, job: SplitJob, scans: list[_Scan], features: dict[str, Feature]
 ) -> None:
@@ -138,55 +181,70 @@ def _check_examples(
   for shard, scan in enumerate(scans):
     if not scan.records:
       continue
-    blocks = containers.open_blocks(
-      scan.container, scan.path, num_records=scan.records, block_records=1, offsets=scan.offsets
-    )
-    try:
-      (record,) = blocks.read_records([0])
-    finally:
-      blocks.close()
+    record = _first_record(scan, features)
     shard_info = seqio.ShardInfo(index=shard, num_shards=len(scans))
     dataset = task.source.get_dataset(split=job.split, shuffle=False, shard_info=shard_info)
     expected = next(dataset.as_numpy_iterator())
     try:
       found = parse_example(record, features)
-      same = all(np.array_equal(found[name], value) for name, value in expected.items())
+      same = all(_same(found[name], value) for name, value in expected.items())
     except AnystepError:
       same = False
     if not same:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "source_decodes",
-        task=job.task,
-        split=job.split,
-        path=scan.path,
-        expected="records that are tf.train.Examples with the features that the source gives",
-        got="a source that makes something else of its first record",
-        fix="cache the task without --index_only",
-      )
+      raise _decodes(job, scan.path, "something else than the first record")
     return
 
 
-def _file_entry(scan: _Scan, name: str) -> FileEntry:
-  """Describes a file of any size."""
-  digest = hashlib.sha256()
-  with scan.path.open("rb") as file:
-    head = file.read(HEAD_BYTES)
-    digest.update(head)
-    size = len(head)
-    while content := file.read(_HASHED_BYTES):
-      digest.update(content)
-      size += len(content)
-  return FileEntry(
-    name=name,
-    records=scan.records,
-    bytes=size,
-    sha256=digest.hexdigest(),
-    head_sha256=hashlib.sha256(head).hexdigest(),
+def _first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
+  if scan.container == containers.PARQUET:
+    (record,) = open_parquet(scan.path, columns=sorted(features)).read_records(np.array([0]))
+    return record
+  blocks = containers.open_blocks(
+    scan.container, scan.path, num_records=scan.records, block_records=1, offsets=scan.offsets
+  )
+  try:
+    (record,) = blocks.read_records([0])
+  finally:
+    blocks.close()
+  return record
+
+
+def _same(one: object, other: object) -> bool:
+  """Whether two values are the same, NaNs by their bits."""
+  one, other = np.asarray(one), np.asarray(other)
+  if one.dtype.hasobject or one.shape != other.shape:
+    return np.array_equal(one, other)
+  return one.tobytes() == other.tobytes()
+
+
+def _decodes(job: SplitJob, path: epath.Path, got: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.CONFIG,
+    "source_decodes",
+    task=job.task,
+    split=job.split,
+    path=path,
+    expected="a source that gives the features of its files' records, or rows, as they are",
+    got=got,
+    fix="cache the task without --index_only",
   )
 
 
-def _offsets_entry(job: SplitJob, shard: int, offsets: np.ndarray) -> FileEntry:
-  path = epath.Path(job.directory) / names.offsets_name(job.split, shard, len(job.source_shards))
-  publish_array(path, offsets)
+def _described(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
+  """A file's entry and its table of offsets, where its container needs one; all of it is read once."""
+  checksums: list[int] = []
+
+  def see(piece: bytes) -> None:
+    if scan.container == containers.PARQUET:
+      checksums.extend(part_checksums(piece))
+
+  entry = FileEntry.of_file(scan.path, name=name, records=scan.records, see=see)
+  return entry, part_table(checksums) if scan.container == containers.PARQUET else scan.offsets
+
+
+def _offsets_entry(job: SplitJob, shard: int, container: str, offsets: np.ndarray) -> FileEntry:
+  name = names.offsets_name(job.split, shard, len(job.source_shards), container=container)
+  path = epath.Path(job.directory) / name
+  with storage.new_file(path) as file:
+    np.save(file, offsets, allow_pickle=False)
   return FileEntry.of(path.name, len(offsets), path.read_bytes())

@@ -262,7 +262,7 @@ def test_the_index_is_small_and_grows_with_the_file(shard_of):
   assert shard_of(RECORDS, 1).open().index_bytes == 8 * len(RECORDS)
 
 
-@pytest.mark.parametrize("unknown", ["parquet", "", None])
+@pytest.mark.parametrize("unknown", ["sstable", "", None])
 def test_an_unknown_container_is_refused(tmp_path, unknown):
   for action in (
     lambda: container_options(unknown, 4),

@@ -5,6 +5,8 @@ import os
 
 import caches
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import seqio
 import small_tasks
@@ -16,9 +18,12 @@ from job_runs import digests_of, registered, run_job, stamps_of
 
 import anystep
 from anystep.cache_job.index_only import _tfrecord_offsets
-from anystep.containers import ARRAY_RECORD, CONTAINERS, write_array_record, write_tfrecord
+from anystep.checked_file import part_checksums, part_table
+from anystep.containers import ARRAY_RECORD, CONTAINERS, PARQUET, write_array_record, write_tfrecord
 from anystep.errors import AnystepError
+from anystep.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.tasks.fingerprint import check_reader
+from anystep.tasks.sources import ParquetDataSource
 
 NAME = "indexed"
 SIZES = (3, 0, 7, 5)
@@ -57,11 +62,19 @@ def read_and_change(path):
   return read_as_it_is(path).map(lambda example: {**example, "number": example["number"] + 1})
 
 
-def task_of(pattern, *, read=read_as_it_is, before=(), name=NAME):
+AFTER_CACHE = (seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos)
+
+
+def task_of(pattern, *, read=read_as_it_is, before=(), after=AFTER_CACHE, name=NAME, columns=None):
+  split_to_filepattern = {"train": pattern}
+  if str(pattern).endswith(PARQUET):
+    source = ParquetDataSource(split_to_filepattern, columns)
+  else:
+    source = seqio.FileDataSource(read, split_to_filepattern)
   return seqio.Task(
     name,
-    source=seqio.FileDataSource(read, {"train": pattern}),
-    preprocessors=[*before, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos],
+    source=source,
+    preprocessors=[*before, *after],
     output_features={"targets": seqio.Feature(seqio.PassThroughVocabulary(5000, eos_id=1))},
   )
 
@@ -72,6 +85,8 @@ def pattern_of(root, container):
 
 def write_source(root, container, sizes=SIZES, block_records=1):
   """Files below root/corpus and nothing else; the cache that describes them is in another root."""
+  if container == PARQUET:
+    return write_parquet(root, sizes, group_rows=block_records)
   reference = caches.build_as_is(
     root.with_name(f"{root.name}_reference"),
     task=NAME,
@@ -86,13 +101,62 @@ def write_source(root, container, sizes=SIZES, block_records=1):
   return reference
 
 
+COLUMNS = {
+  "inputs": pa.list_(pa.int32()),
+  "number": pa.int64(),
+  "targets": pa.large_list(pa.int32()),
+  "weights": pa.list_(pa.list_(pa.float32(), 2)),
+}
+
+
+def write_parquet(root, sizes=SIZES, *, group_rows=2, **options):
+  """Files with a row for each example, and the manifest of a cache that describes them."""
+  examples = [caches.example_of(ordinal) for ordinal in range(sum(sizes))]
+  record_files, offsets_files, start = [], [], 0
+  for shard, size in enumerate(sizes):
+    path = root / caches.as_is_name(NAME, "train", PARQUET, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = examples[start : start + size]
+    columns = {name: pa.array([e[name].tolist() for e in own], kind) for name, kind in COLUMNS.items()}
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows, **options)
+    content = path.read_bytes()
+    record_files.append(FileEntry.of(path.relative_to(root).as_posix(), size, content))
+    parts = part_table(part_checksums(content))
+    name = f"train.parquet-{shard:05d}-of-{len(sizes):05d}-offsets.npy"
+    offsets_files.append(FileEntry.of(name, len(parts), caches.npy(parts)))
+    start += size
+  manifest = Manifest(
+    layout=AS_IS,
+    task=NAME,
+    split="train",
+    seed=0,
+    num_examples=sum(sizes),
+    num_shards=len(sizes),
+    block_records=min(group_rows, max(sizes)),
+    container=PARQUET,
+    container_options="",
+    features=caches.FEATURES,
+    record_files=record_files,
+    lengths_files=[],
+    offsets_files=offsets_files,
+    description_files=[],
+    source_shards=[SourceShard(name=entry.name, examples=entry.records) for entry in record_files],
+    fingerprint=caches.fingerprint_of(NAME),
+  )
+  folder = root.with_name(f"{root.name}_reference")
+  reference = caches.SmallCache(root=folder, task=NAME, split="train", examples=examples)
+  reference.directory.mkdir(parents=True)
+  caches.sign(reference.directory, "train", manifest.to_json())
+  return reference
+
+
 def index(root, *flags, task=None, container=ARRAY_RECORD):
   task = task or task_of(pattern_of(root, container))
   with registered(task):
     run_job(root, "--index_only", *flags, tasks=task.name)
 
 
-@pytest.fixture(scope="module", params=CONTAINERS)
+@pytest.fixture(scope="module", params=[*CONTAINERS, PARQUET])
 def indexed(request, tmp_path_factory):
   """A root that was indexed, and the cache that must have come of it."""
   root = tmp_path_factory.mktemp("indexed")
@@ -243,3 +307,132 @@ class TestRefused:
     assert str(error.fields["path"]) == str(path)
     path.write_text("no records\n" * 9)
     refused(self.root, 65, "file_container", task=task_of(self.pattern))
+
+  def test_is_a_task_that_does_not_say_what_runs_at_reading(self):
+    without_placeholder = task_of(self.pattern, after=(seqio.preprocessors.append_eos,))
+    error = refused(self.root, 78, "preprocessor_before_cache", task=without_placeholder)
+    assert error.fields["preprocessor"] == "append_eos"
+
+
+def numbers_of(root):
+  cache = anystep.open_cache(root, NAME, "train")
+  return [int(cache[index]["number"]) for index in range(len(cache))]
+
+
+def test_a_task_without_preprocessors_needs_no_placeholder(tmp_path):
+  root = tmp_path / "root"
+  write_source(root, "tfrecord", (2, 3))
+  index(root, task=task_of(pattern_of(root, "tfrecord"), after=()))
+  assert numbers_of(root) == list(range(5))
+
+
+def digests_of_stream(root, policy="global", **pool):
+  cache = anystep.open_cache(root, NAME, "train", pool=anystep.ReadPool(**pool))
+  plan = anystep.Plan.start(
+    cache, batch_size=4, feature_lengths=caches.FEATURE_LENGTHS, num_epochs=2, epoch_policy=policy
+  )
+  with anystep.open_stream(plan, {NAME: cache}) as stream:
+    return [anystep.batch_digest(batch) for batch in stream]
+
+
+class TestParquet:
+  @pytest.fixture(autouse=True)
+  def source(self, tmp_path):
+    self.root = tmp_path / "root"
+    self.pattern = pattern_of(self.root, PARQUET)
+
+  def path_of(self, shard):
+    return self.root / caches.as_is_name(NAME, "train", PARQUET, shard)
+
+  def test_a_block_is_as_large_as_the_largest_row_group(self):
+    write_parquet(self.root, (9, 4), group_rows=5)
+    index(self.root, "--block_records=3", task=task_of(self.pattern))
+    assert anystep.open_cache(self.root, NAME, "train").manifest.block_records == 5
+    assert numbers_of(self.root) == list(range(13))
+
+  def test_columns_that_the_source_leaves_out_are_not_in_records(self):
+    write_parquet(self.root, (3, 4))
+    index(self.root, task=task_of(self.pattern, columns=["targets", "number"]))
+    cache = anystep.open_cache(self.root, NAME, "train")
+    assert [sorted(cache[index]) for index in range(7)] == [["number", "targets"]] * 7
+
+  @pytest.mark.parametrize("policy", ["same", "reshuffle", "global"])
+  def test_the_order_is_the_specification_s_whether_or_not_blocks_can_be_held(self, policy):
+    reference = write_parquet(self.root, group_rows=3)
+    index(self.root, task=task_of(self.pattern))
+    steps = range(-(-2 * sum(SIZES) // 4))
+    order = {"batch_size": 4, "num_epochs": 2, "epoch_policy": policy}
+    expected = [caches.oracle_digest(caches.expected_batch(reference, step, **order)) for step in steps]
+    for pool in ({}, {"budget_bytes": 1, "open_files": 1}):
+      assert digests_of_stream(self.root, policy, **pool) == expected
+
+  def test_the_order_is_that_of_the_same_rows_in_tfrecord(self, tmp_path):
+    write_parquet(self.root, group_rows=3)
+    index(self.root, task=task_of(self.pattern))
+    write_source(tmp_path / "other", "tfrecord")
+    index(tmp_path / "other", container="tfrecord")
+    assert digests_of_stream(self.root) == digests_of_stream(tmp_path / "other")
+
+  def test_a_changed_row_group_is_an_error_when_it_is_read_and_when_all_is_verified(self):
+    # Beyond the head that is checked when the file is opened.
+    write_parquet(self.root, (4000,), group_rows=1000, compression="none", use_dictionary=False)
+    index(self.root, task=task_of(self.pattern))
+    caches.flip(self.path_of(0), self.path_of(0).read_bytes().index(np.arange(2000, 2003).tobytes()))
+    cache = anystep.open_cache(self.root, NAME, "train")
+    for action, kind in ((lambda: cache[2001], "shard_corrupt"), (cache.verify, "file_changed")):
+      with pytest.raises(AnystepError) as caught:
+        action()
+      assert (caught.value.code, caught.value.kind) == (65, kind)
+      assert str(caught.value.fields["path"]) == str(self.path_of(0))
+
+  def test_a_file_cut_short_is_an_error_before_and_after_it_is_indexed(self):
+    write_parquet(self.root)
+    whole = self.path_of(2).read_bytes()
+    self.path_of(2).write_bytes(whole[:-20])
+    error = refused(self.root, 65, "file_container", task=task_of(self.pattern))
+    assert str(error.fields["path"]) == str(self.path_of(2))
+    self.path_of(2).write_bytes(whole)
+    index(self.root, task=task_of(self.pattern))
+    self.path_of(2).write_bytes(whole[:-20])
+    with pytest.raises(AnystepError, match="file_size"):
+      anystep.open_cache(self.root, NAME, "train")
+
+  def test_files_of_other_columns_are_refused(self):
+    write_parquet(self.root, (3, 2))
+    other = pa.table({"inputs": [[1.5]], "number": [1], "targets": [[1]], "weights": [[1]]})
+    pq.write_table(other, self.path_of(1))
+    error = refused(self.root, 78, "files_differ", task=task_of(self.pattern))
+    assert (error.fields["feature"], str(error.fields["path"])) == ("inputs", str(self.path_of(1)))
+
+  @pytest.mark.parametrize(
+    ("column", "code", "kind"),
+    [
+      (pa.array([1.0, 2.0], pa.float64()), 78, "feature_form"),
+      (pa.array([1, 2], pa.timestamp("s")), 78, "feature_form"),
+      (pa.array([1, None]), 65, "column_null"),
+    ],
+    ids=["float64", "timestamp", "null"],
+  )
+  def test_a_column_that_records_cannot_hold_is_refused_by_name(self, column, code, kind):
+    self.path_of(0).parent.mkdir(parents=True)
+    pq.write_table(pa.table({"targets": [[1], [2]], "odd": column}), self.path_of(0))
+    assert refused(self.root, code, kind, task=task_of(self.pattern)).fields["feature"] == "odd"
+    index(self.root, task=task_of(self.pattern, columns=["targets"]))
+
+  def test_another_source_of_the_files_may_leave_out_columns_but_add_none(self):
+    write_parquet(self.root, (3, 2))
+    rows_of = ParquetDataSource({"train": self.pattern})._reader
+
+    def task(change):
+      source = seqio.FileDataSource(lambda path: rows_of(path).map(change), {"train": self.pattern})
+      output_features = {"targets": seqio.Feature(seqio.PassThroughVocabulary(5000))}
+      return seqio.Task(
+        NAME, source=source, preprocessors=[seqio.CacheDatasetPlaceholder()], output_features=output_features
+      )
+
+    more = task(lambda row: {**row, "more": row["number"]})
+    assert "more" in refused(self.root, 78, "source_decodes", task=more).fields["got"]
+    changed = task(lambda row: {**row, "number": row["number"] + 1})
+    refused(self.root, 78, "source_decodes", task=changed)
+    index(self.root, task=task(lambda row: {"number": row["number"], "targets": row["targets"]}))
+    assert numbers_of(self.root) == list(range(5))
