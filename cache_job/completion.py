@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from typing import TypeVar
 
 import seqio
 from etils import epath
 
-from anystep import containers, names
-from anystep.cache_job.final_shards import plan_final_shards, read_shard_files
-from anystep.cache_job.spill import Spill, SplitJob, publish, read_spill
+from anystep import containers, names, storage
+from anystep.cache_job.final_shards import find_shard
+from anystep.cache_job.seqio_caches import check_count
+from anystep.cache_job.sorted_spills import all_spills
+from anystep.cache_job.split_job import SplitJob, file_of, read_plan, source_ranges
+from anystep.cache_job.split_stats import merged_stats
 from anystep.cache_job.task_work import BUILDING, TaskWork, task_fingerprint
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import AS_IS, Feature, FileEntry, Manifest, SourceShard, canonical_json
+from anystep.manifest import AS_IS, FileEntry, Manifest, SourceShard, canonical_json
 
 _Result = TypeVar("_Result")
 
 
-def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> None:
+def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
   """Puts the splits that were made where readers look, beside those that are kept.
+
+  The order must not change: what is replaced is no longer called complete, files come to their places, and
+  the last of all says that they are whole.
 
   Args:
     work: the task's.
@@ -30,95 +38,114 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> None:
   _sign(directory, work.kept)
   for job in work.jobs:
     manifest = manifests[job.split]
-    for entry in manifest.offsets_files if manifest.layout == AS_IS else manifest.files:
-      (epath.Path(job.directory) / entry.name).replace(directory / entry.name)
-    (directory / names.manifest_name(job.split)).write_text(manifest.to_json())
-    _remove_foreign_shards(directory, manifest)
+    for name, waiting in _waiting(job, manifest).items():
+      # A job that was stopped here has moved some.
+      if waiting.exists():
+        storage.move(waiting, directory / name)
+    storage.put(directory / names.manifest_name(job.split), manifest.to_json().encode())
+    _remove_what_was_here(directory, manifest)
+  storage.sync(directory)
   made = {
     split: hashlib.sha256(manifest.to_json().encode()).hexdigest() for split, manifest in manifests.items()
   }
-  _remove_buildings(directory, {**work.kept, **made})
-  for attempt in directory.glob(f"{names.COMPLETED}.*"):
-    attempt.unlink()
   _sign(directory, {**work.kept, **made})
+  _remove_buildings(directory, {**work.kept, **made})
+  return dataclasses.replace(work, manifests=manifests)
+
+
+def _waiting(job: SplitJob, manifest: Manifest) -> dict[str, epath.Path]:
+  """The files that go to their places, by the names that they have there."""
+  directory = epath.Path(job.directory)
+  if manifest.layout == AS_IS:
+    return {entry.name: directory / entry.name for entry in manifest.offsets_files}
+  shards = [find_shard(job, shard) or {} for shard in range(manifest.num_shards)]
+  made = {file.entry.name: directory / file.file for shard in shards for file in shard.values()}
+  return made | {entry.name: directory / entry.name for entry in manifest.description_files}
 
 
 def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
-  """Says which splits are complete: they come by one change of files, which is the last."""
+  """Says which splits are complete."""
   if manifests:
     lines = [f"{split} {sha256}\n" for split, sha256 in sorted(manifests.items())]
-    publish(directory / names.COMPLETED, lambda path: path.write_text("".join(lines)))
+    storage.put(directory / names.COMPLETED, "".join(lines).encode())
   else:
     (directory / names.COMPLETED).unlink(missing_ok=True)
 
 
-def _remove_foreign_shards(directory: epath.Path, manifest: Manifest) -> None:
-  """Removes shards of the cache that was here before, which no reader could tell from this one's."""
-  pattern, kept = names.shard_pattern(manifest.split), {entry.name for entry in manifest.files}
+def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
+  """Removes files of the cache that was here before, which no reader could tell from this one's."""
+  split = manifest.split
+  pattern, kept = names.shard_pattern(split), {entry.name for entry in manifest.files}
+  descriptions = {names.info_name(split), names.stats_name(split), names.quarantine_name(split)}
   for path in directory.iterdir():
-    if pattern.match(path.name) and path.name not in kept:
+    is_of_split = pattern.match(path.name) or path.name in descriptions
+    is_attempt = path.name.startswith((f"{names.COMPLETED}.", f"{names.manifest_name(split)}."))
+    if (is_of_split and path.name not in kept) or is_attempt:
       path.unlink()
 
 
 def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:
   """Removes what made complete splits, by this job and others; what another split's job left stays for it."""
   building = directory / BUILDING
-  left = [path for path in building.iterdir() if path.name.rpartition("-")[0] not in splits]
-  if not left:
-    building.rmtree()
-    return
-  for path in building.iterdir():
-    if path not in left:
+  for path in building.iterdir() if building.exists() else ():
+    if path.name.rpartition("-")[0] in splits:
       path.rmtree()
+  if building.exists() and not any(building.iterdir()):
+    building.rmdir()
 
 
 def describe(task: seqio.Task, job: SplitJob) -> Manifest:
   """The split's manifest, and SeqIO's own descriptions beside its shards."""
-  spills = [
-    _finished(job, read_spill(job.directory, k), f"source shard {name}")
-    for k, name in enumerate(job.source_shards)
-  ]
-  examples = [spill.examples for spill in spills]
-  shards = [
-    _finished(job, read_shard_files(job.directory, work.shard), f"shard {work.shard}")
-    for work in plan_final_shards(job, examples)
-  ]
-  features = spills[0].features
-  descriptions = {
-    names.info_name(job.split): {
-      "num_shards": len(shards),
-      "features": {name: {"dtype": f["dtype"], "shape": f["shape"]} for name, f in features.items()},
-      "seqio_version": seqio.__version__,
-    },
-    names.stats_name(job.split): _stats(spills),
+  spills, plan, ranges = all_spills(job), read_plan(job), source_ranges(job)
+  if job.seqio_cache is not None:
+    bad = sum(len(spill.bad) for spill in spills)
+    check_count(job.seqio_cache, job.split, sum(plan.examples) + bad)
+  shards = [_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(plan.num_shards)]
+  features = next(spill.features for spill in spills if spill.features is not None)
+  info = {
+    "num_shards": len(shards),
+    "features": {name: {"dtype": f.dtype, "shape": f.shape} for name, f in features.items()},
+    "seqio_version": seqio.__version__,
   }
-  entries = []
-  for name, document in descriptions.items():
-    content = canonical_json(document, indent=2).encode()
-    (epath.Path(job.directory) / name).write_bytes(content)
-    entries.append(FileEntry.of(name, 1, content))
+  stats = merged_stats([spill.stats for spill in spills])
+  quarantine = [entry for spill in spills for entry in spill.bad]
+  entries = [
+    _described(job, names.info_name(job.split), canonical_json(info, indent=2)),
+    _described(job, names.stats_name(job.split), canonical_json(stats, indent=2)),
+  ]
+  if quarantine:
+    lines = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in quarantine)
+    entries.append(_described(job, names.quarantine_name(job.split), lines, records=len(quarantine)))
   return Manifest(
     task=job.task,
     split=job.split,
     seed=job.seed,
     base_seed=job.base_seed,
-    num_examples=sum(examples),
-    num_shards=len(shards),
+    range_examples=job.range_examples,
+    num_examples=sum(plan.examples),
+    num_shards=plan.num_shards,
     block_records=job.block_records,
     container=job.container,
     container_options=containers.container_options(job.container, job.block_records),
-    features={name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in features.items()},
-    record_files=[shard.records for shard in shards],
-    lengths_files=[shard.lengths for shard in shards],
-    offsets_files=[shard.offsets for shard in shards if shard.offsets],
+    features=features,
+    record_files=[shard["records"].entry for shard in shards],
+    lengths_files=[shard["lengths"].entry for shard in shards],
+    offsets_files=[shard["offsets"].entry for shard in shards if "offsets" in shard],
     description_files=entries,
     source_shards=[
-      SourceShard(name=name, examples=count) for name, count in zip(job.source_shards, examples, strict=True)
+      SourceShard(name=source.name, examples=count)
+      for source, count in zip(ranges, plan.examples, strict=True)
     ],
     fingerprint=task_fingerprint(task, job),
     cache_at=job.cache_at,
     task_feature_lengths=job.task_feature_lengths,
   )
+
+
+def _described(job: SplitJob, name: str, text: str, *, records: int = 1) -> FileEntry:
+  content = text.encode()
+  storage.put(file_of(job, name), content)
+  return FileEntry.of(name, records, content)
 
 
 def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
@@ -134,12 +161,3 @@ def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
       fix="run the same command again; what is finished is kept",
     )
   return result
-
-
-def _stats(spills: Sequence[Spill]) -> dict[str, int]:
-  """Counts under SeqIO's names."""
-  stats = {"examples": sum(spill.examples for spill in spills)}
-  for name in spills[0].tokens:
-    stats[f"{name}_tokens"] = sum(spill.tokens[name] for spill in spills)
-    stats[f"{name}_max_tokens"] = max(spill.max_tokens[name] for spill in spills)
-  return stats

@@ -1,131 +1,130 @@
-"""The second half of the job: each shard of the cache, gathered from the spills in the order's places."""
+"""The last third of the job: the shards of the cache, gathered from sorted spills in the order's places."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
+import errno
 
 import numpy as np
 from etils import epath
 
-from anystep import containers, names
-from anystep.cache_job.spill import SplitJob, publish, publish_array, reported_failures, spill_path
-from anystep.manifest import FileEntry, canonical_json, default_num_shards, shard_sizes
+from anystep import containers, names, storage
+from anystep.cache_job.failures import reported_failures
+from anystep.cache_job.sorted_spills import find_sorted
+from anystep.cache_job.spill_files import read_sorted_frame
+from anystep.cache_job.split_job import FinalPlan, SplitJob, file_of, find_marker, put_marker, read_plan
+from anystep.manifest import FileEntry, shard_sizes
 from anystep.permutation import Permutation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinalShard:
-  """One shard to be written: its number among num_shards, and the examples of each source shard."""
+class ShardFile:
+  """A file of a finished shard: what manifests say of it, and where it is until the cache is complete."""
 
-  job: SplitJob
-  shard: int
-  num_shards: int
-  source_examples: tuple[int, ...]
+  entry: FileEntry
+  file: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardFiles:
-  """A finished shard's files; offsets are those of a TFRecord shard."""
-
-  records: FileEntry
-  lengths: FileEntry
-  offsets: FileEntry | None = None
+ShardFiles = dict[str, ShardFile]
+"""A finished shard's files: `records`, `lengths`, and `offsets` of TFRecord."""
 
 
-def plan_final_shards(job: SplitJob, source_examples: Sequence[int]) -> list[FinalShard]:
-  """The shards of a split whose source shards gave these numbers of examples."""
-  default = default_num_shards(sum(source_examples), job.block_records)
-  num_shards = job.num_shards or bounded(default, job.min_shards, job.max_shards)
-  return [
-    FinalShard(job=job, shard=shard, num_shards=num_shards, source_examples=tuple(source_examples))
-    for shard in range(num_shards)
-  ]
-
-
-def bounded(num_shards: int, least: int, most: int) -> int:
-  """A number of shards within bounds, of which 0 is none and the upper one wins, as SeqIO has it.
-
-  >>> bounded(1, 16, 0), bounded(64, 0, 10), bounded(1, 16, 10)
-  (16, 10, 10)
-  """
-  return min(max(num_shards, least), most or max(num_shards, least))
-
-
-def read_shard_files(directory: epath.PathLike, shard: int) -> ShardFiles | None:
-  """A shard's files; None where it is not finished, or where a job that was stopped has moved it away."""
-  try:
-    document = json.loads(_description_path(directory, shard).read_text())
-  except FileNotFoundError:
+def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
+  """A shard's files; None where it is not finished, or no longer whole."""
+  document = find_marker(job, "final", shard)
+  if document is None:
     return None
-  files = ShardFiles(**{name: entry and FileEntry(**entry) for name, entry in document.items()})
-  entries = [entry for entry in (files.records, files.lengths, files.offsets) if entry]
-  return files if all((epath.Path(directory) / entry.name).exists() for entry in entries) else None
+  files = {
+    kind: ShardFile(entry=FileEntry(**found["entry"]), file=found["file"]) for kind, found in document.items()
+  }
+  return files if all(_is_there(job, file) for file in files.values()) else None
 
 
-def write_final_shard(work: FinalShard) -> ShardFiles:
+def write_shard(job: SplitJob, shard: int) -> None:
   """Writes a shard's records and lengths; one that is finished is left as it is."""
-  job = work.job
-  finished = read_shard_files(job.directory, work.shard)
-  if finished is not None:
-    return finished
-  with reported_failures(job, shard=work.shard):
-    return _write_final_shard(work)
+  with reported_failures(job, shard=shard):
+    if find_shard(job, shard) is None:
+      files = _write_files(job, read_plan(job), shard)
+      put_marker(job, "final", shard, {kind: dataclasses.asdict(file) for kind, file in files.items()})
 
 
-def _write_final_shard(work: FinalShard) -> ShardFiles:
-  job = work.job
-  records, lengths = _gather(work)
-  directory = epath.Path(job.directory)
+def _is_there(job: SplitJob, file: ShardFile) -> bool:
+  """Whether a file waits to be moved, or has been by a job that was stopped while it moved them."""
+  waiting = file_of(job, file.file)
+  if waiting.exists():
+    return waiting.stat().length == file.entry.bytes
+  placed = epath.Path(job.directory).parent.parent / file.entry.name
+  if not placed.exists() or placed.stat().length != file.entry.bytes:
+    return False
+  return FileEntry.of_file(placed, name=file.entry.name, records=file.entry.records) == file.entry
+
+
+def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
+  records, lengths = _gather(job, plan, shard)
   options = containers.container_options(job.container, job.block_records)
-  records_path = directory / names.records_name(job.split, job.container, work.shard, work.num_shards)
-  lengths_path = directory / names.lengths_name(job.split, work.shard, work.num_shards)
-  offsets_path = directory / names.offsets_name(job.split, work.shard, work.num_shards)
-
-  def entry(path: epath.Path) -> FileEntry:
-    return FileEntry.of(path.name, len(records), path.read_bytes())
-
-  offsets = publish(
-    records_path, lambda path: containers.write_shard(job.container, path, records, options=options)
-  )
-  publish_array(lengths_path, lengths)
+  split, num_shards = job.split, plan.num_shards
+  path = _attempt(job, names.records_name(split, job.container, shard, num_shards))
+  try:
+    offsets = containers.write_shard(job.container, path, records, options=options)
+  except RuntimeError as error:
+    # ArrayRecord's writer tells in words alone what failed.
+    full = "No space left" in str(error) or "quota" in str(error)
+    raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+  storage.sync(path)
+  made = {
+    "records": _described(path, names.records_name(split, job.container, shard, num_shards), len(records)),
+    "lengths": _write_array(job, names.lengths_name(split, shard, num_shards), lengths),
+  }
   if offsets is not None:
-    publish_array(offsets_path, offsets)
-  files = ShardFiles(
-    records=entry(records_path),
-    lengths=entry(lengths_path),
-    offsets=None if offsets is None else entry(offsets_path),
-  )
-  description = canonical_json(dataclasses.asdict(files))
-  publish(_description_path(directory, work.shard), lambda path: path.write_text(description))
-  return files
+    made["offsets"] = _write_array(job, names.offsets_name(split, shard, num_shards), offsets)
+  return made
 
 
-def _gather(work: FinalShard) -> tuple[list[bytes], np.ndarray]:
+def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np.ndarray]:
   """The shard's records in index order and their token counts, `(records, features) uint32`."""
-  job, num_examples = work.job, sum(work.source_examples)
-  size = int(shard_sizes(num_examples, work.num_shards)[work.shard])
-  starts = np.concatenate([[0], np.cumsum(work.source_examples)]).astype(np.int64)
-  indices = work.shard + work.num_shards * np.arange(size)
-  ordinals = indices
-  if size:
-    ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
-  spill_of = np.searchsorted(starts, ordinals, side="right") - 1
-  place_of = ordinals - starts[spill_of]
-  records = np.empty(size, object)
-  num_features = np.load(spill_path(job.directory, 0, "lengths.npy"), mmap_mode="r").shape[1]
-  lengths = np.zeros((size, num_features), np.uint32)
-  for source_shard in np.unique(spill_of).tolist():
-    rows = np.nonzero(spill_of == source_shard)[0]
-    places = place_of[rows]
-    offsets = np.load(spill_path(job.directory, source_shard, "offsets.npy"))
-    lengths[rows] = np.load(spill_path(job.directory, source_shard, "lengths.npy"))[places]
-    content = np.memmap(spill_path(job.directory, source_shard, "records"), np.uint8, "r")
-    for row, start, stop in zip(rows, offsets[places], offsets[places + 1], strict=True):
-      records[row] = content[start:stop].tobytes()
-  return records.tolist(), lengths
+  num_examples = sum(plan.examples)
+  size = int(shard_sizes(num_examples, plan.num_shards)[shard])
+  # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
+  indices = shard + plan.num_shards * np.arange(size)
+  ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
+  starts = np.concatenate([[0], np.cumsum(plan.examples)])
+  ends = starts[[last + 1 for _, last in plan.groups]]
+  group_of = np.searchsorted(ends, ordinals, side="right")
+  records: list[bytes] = [b""] * size
+  lengths = np.zeros((size, plan.num_features), np.uint32)
+  for group in np.unique(group_of).tolist():
+    rows = np.flatnonzero(group_of == group)
+    found = read_sorted_frame(
+      _sorted_path(job, group),
+      shard,
+      num_shards=plan.num_shards,
+      num_records=len(rows),
+      num_features=plan.num_features,
+    )
+    lengths[rows] = found.lengths
+    content, stops = found.data.tobytes(), np.cumsum(found.sizes, dtype=np.int64)
+    for row, start, stop in zip(rows.tolist(), (stops - found.sizes).tolist(), stops.tolist(), strict=True):
+      records[row] = content[start:stop]
+  return records, lengths
 
 
-def _description_path(directory: epath.PathLike, shard: int) -> epath.Path:
-  return epath.Path(directory) / f"final-{shard:05d}.json"
+def _sorted_path(job: SplitJob, group: int) -> epath.Path:
+  name = find_sorted(job, group)
+  if name is None:
+    raise FileNotFoundError(f"sorted group {group} is gone")
+  return file_of(job, name)
+
+
+def _write_array(job: SplitJob, name: str, array: np.ndarray) -> ShardFile:
+  path = _attempt(job, name)
+  with storage.new_file(path) as file:
+    np.save(file, array, allow_pickle=False)
+  return _described(path, name, len(array))
+
+
+def _attempt(job: SplitJob, name: str) -> epath.Path:
+  return storage.attempt_path(file_of(job, name))
+
+
+def _described(path: epath.Path, name: str, records: int) -> ShardFile:
+  return ShardFile(entry=FileEntry.of_file(path, name=name, records=records), file=path.name)

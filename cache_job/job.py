@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-from etils import epath
 
+from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
 from anystep.cache_job.completion import complete, describe
-from anystep.cache_job.final_shards import plan_final_shards, write_final_shard
+from anystep.cache_job.failures import failure_path, read_failure
+from anystep.cache_job.final_shards import write_shard
 from anystep.cache_job.index_only import index_split
 from anystep.cache_job.job_lock import locked
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.spill import SplitJob, failure_path, read_failure, write_spill
-from anystep.cache_job.task_work import TaskWork, plan_work, task_work
+from anystep.cache_job.sorted_spills import plan_final, sort_group
+from anystep.cache_job.spill import count_source, write_spill
+from anystep.cache_job.split_job import SourceRange, SplitJob, read_plan, source_ranges
+from anystep.cache_job.task_work import TaskWork, plan_work, prepare_directories, task_work
 from anystep.cache_job.watcher import Watcher
 from anystep.errors import AnystepError
 from anystep.manifest import Manifest
@@ -31,10 +33,11 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
     options: how.
 
   Returns:
-    What there was to do for each task.
+    What there was to do for each task, with the manifests that were made.
 
   Raises:
-    AnystepError: as `plan_work`; 73 `job_running` where another job is at one of the tasks.
+    AnystepError: as `plan_work`; 73 `job_running` where another job is at one of the tasks; what workers
+      failed of.
   """
   works = plan_work(task_names, options)
   with contextlib.ExitStack() as locks:
@@ -45,11 +48,63 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
         works[place] = task_work(work.task, options)
     jobs = [job for work in works for job in work.jobs]
     if jobs and not options.index_only:
+      prepare_directories(works, options)
       _run_pipeline(jobs, options)
-    for work in works:
+    for place, work in enumerate(works):
       if work.jobs:
-        complete(work, {job.split: _made(work, job, options) for job in work.jobs})
+        works[place] = complete(work, {job.split: _made(work, job, options) for job in work.jobs})
   return works
+
+
+def job_graph(works: Iterable[TaskWork], options: CacheOptions) -> list[str]:
+  """The stages that a runner would be given, for people; nothing is run."""
+
+  def fill(pipeline: beam.Pipeline) -> None:
+    for work in works:
+      for job in work.jobs:
+        add_split(pipeline, job)
+
+  return build_graph(fill, options.pipeline_options)
+
+
+def add_split(pipeline: beam.Pipeline, job: SplitJob) -> None:
+  """Adds the stages of one split to a pipeline.
+
+  Its elements are numbers of items, never records: what an item makes is in the job's directory, from where
+  the next stage takes it. So neither memory nor bytes depend on the runner.
+  """
+  label = f"{job.task}/{job.split}"
+
+  def start(name: str) -> beam.PCollection:
+    return pipeline | f"{label}/{name}" >> beam.Create([None])
+
+  counted: Iterable[int] | beam.pvalue.AsSideInput = ()
+  if job.range_examples is not None:
+    counts = (
+      start("source_shards")
+      | f"{label}/list_source_shards" >> beam.FlatMap(lambda _, job: range(len(job.source_shards)), job)
+      | f"{label}/spread_count" >> beam.Reshuffle()
+      | f"{label}/count" >> beam.Map(_count, job)
+    )
+    counted = beam.pvalue.AsIter(counts)
+  spills = (
+    start("source")
+    | f"{label}/list_ranges" >> beam.FlatMap(_ranges, job, counted)
+    | f"{label}/spread_spill" >> beam.Reshuffle()
+    | f"{label}/spill" >> beam.Map(_spill, job)
+  )
+  groups = (
+    start("spills")
+    | f"{label}/plan" >> beam.FlatMap(_groups, job, beam.pvalue.AsIter(spills))
+    | f"{label}/spread_sort" >> beam.Reshuffle()
+    | f"{label}/sort" >> beam.Map(_sort, job)
+  )
+  _ = (
+    start("sorted")
+    | f"{label}/list_shards" >> beam.FlatMap(_shards, job, beam.pvalue.AsIter(groups))
+    | f"{label}/spread_write" >> beam.Reshuffle()
+    | f"{label}/write" >> beam.Map(_write, job)
+  )
 
 
 def _made(work: TaskWork, job: SplitJob, options: CacheOptions) -> Manifest:
@@ -58,15 +113,14 @@ def _made(work: TaskWork, job: SplitJob, options: CacheOptions) -> Manifest:
 
 def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
-    epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-    if failure_path(job.directory).exists():
-      failure_path(job.directory).unlink()
+    failure_path(job).unlink(missing_ok=True)
   try:
-    with Watcher(jobs):
-      _run(jobs, options)
+    with Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
+      for job in jobs:
+        add_split(pipeline, job)
   except Exception as error:
-    failures = [failure for job in jobs if (failure := read_failure(job.directory))]
-    raise (failures[0] if failures else _foreseen_within(error)) from error
+    failures = [failure for job in jobs if (failure := read_failure(job))]
+    raise (failures[0] if failures else runner_failure(error) or _foreseen_within(error)) from error
 
 
 def _foreseen_within(error: BaseException) -> BaseException:
@@ -77,28 +131,36 @@ def _foreseen_within(error: BaseException) -> BaseException:
   return cause or error
 
 
-def _run(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
-  with beam.Pipeline(options=PipelineOptions(list(options.pipeline_options))) as pipeline:
-    for job in jobs:
-      label = f"{job.task}/{job.split}"
-      spills = (
-        pipeline
-        | f"{label}/source_shards" >> beam.Create(range(len(job.source_shards)))
-        | f"{label}/spread_source" >> beam.Reshuffle()
-        | f"{label}/spill" >> beam.Map(_spill, job)
-      )
-      _ = (
-        pipeline
-        | f"{label}/split" >> beam.Create([job])
-        | f"{label}/plan" >> beam.FlatMap(_plan, beam.pvalue.AsDict(spills))
-        | f"{label}/spread_final" >> beam.Reshuffle()
-        | f"{label}/write" >> beam.Map(write_final_shard)
-      )
+def _count(shard: int, job: SplitJob) -> int:
+  count_source(job, shard)
+  return shard
 
 
-def _spill(source_shard: int, job: SplitJob) -> tuple[int, int]:
-  return source_shard, write_spill(job, source_shard).examples
+def _ranges(_: None, job: SplitJob, counted: Iterable[int]) -> list[SourceRange]:
+  """The source ranges, once those of whose shards are counted that must be."""
+  return source_ranges(job)
 
 
-def _plan(job: SplitJob, examples: Mapping[int, int]):
-  return plan_final_shards(job, [examples[k] for k in range(len(job.source_shards))])
+def _spill(source: SourceRange, job: SplitJob) -> int:
+  write_spill(job, source)
+  return source.number
+
+
+def _groups(_: None, job: SplitJob, spills: Iterable[int]) -> Iterator[int]:
+  """The groups of spills that are sorted together, once all spills are finished."""
+  yield from range(len(plan_final(job).groups))
+
+
+def _sort(group: int, job: SplitJob) -> int:
+  sort_group(job, group)
+  return group
+
+
+def _shards(_: None, job: SplitJob, groups: Iterable[int]) -> Iterator[int]:
+  """The shards of the cache, once all groups are sorted."""
+  yield from range(read_plan(job).num_shards)
+
+
+def _write(shard: int, job: SplitJob) -> int:
+  write_shard(job, shard)
+  return shard

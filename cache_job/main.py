@@ -8,16 +8,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from anystep.cache_job.beam_options import split_arguments
+from anystep.cache_job.options import CacheOptions, exclusive
 from anystep.cache_job.selection import select_tasks
 from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
 
-# Flags of `seqio_cache_tasks` that change nothing here, and why.
-_WITHOUT_EFFECT = {
-  "enable_char_counts": "stats hold counts of examples and tokens alone",
-  "preserve_random_access": "any record of a shard is read by itself, whatever --block_records is",
-  "alsologtostderr": "progress and errors always go to stderr",
-}
+_DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
 
 
 def define_flags() -> flags.FlagValues:
@@ -59,7 +56,7 @@ def define_flags() -> flags.FlagValues:
   )
   flags.DEFINE_list(
     "pipeline_options",
-    ["--runner=DirectRunner"],
+    list(_DEFAULT_PIPELINE_OPTIONS),
     "Beam's own options, joined by commas.",
     flag_values=values,
   )
@@ -127,30 +124,90 @@ def define_flags() -> flags.FlagValues:
     "Tokens per feature that --cache_at=end caches for, as JSON.",
     flag_values=values,
   )
-  for name, reason in _WITHOUT_EFFECT.items():
-    flags.DEFINE_boolean(name, False, f"Accepted, without effect: {reason}.", flag_values=values)
+  flags.DEFINE_integer(
+    "range_examples",
+    None,
+    "Cut source shards into ranges of so many source examples, which can be preprocessed at one time. It"
+    " decides bytes.",
+    lower_bound=1,
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    "max_bad_examples",
+    0,
+    "Leave out and list so many examples of a split that cannot be cached; the job ends at one more.",
+    lower_bound=0,
+    flag_values=values,
+  )
+  flags.DEFINE_float(
+    "determinism_check",
+    0.0,
+    "Percent of source shards to preprocess twice and compare, the first one always.",
+    lower_bound=0.0,
+    upper_bound=100.0,
+    flag_values=values,
+  )
+  flags.DEFINE_string(
+    "from_seqio_cache",
+    None,
+    "A directory of caches by seqio_cache_tasks: reshuffle these, and run no preprocessor.",
+    flag_values=values,
+  )
+  flags.DEFINE_boolean("resume", True, "Go on with what an earlier job left unfinished.", flag_values=values)
+  flags.DEFINE_boolean(
+    "enable_char_counts",
+    False,
+    "Count characters too, for the stats; tokens are decoded one example at a time.",
+    flag_values=values,
+  )
+  flags.DEFINE_boolean(
+    "preserve_random_access",
+    False,
+    "Blocks of one record each, as --block_records=1: for other programs that read ArrayRecord.",
+    flag_values=values,
+  )
+  flags.DEFINE_boolean(
+    "alsologtostderr",
+    False,
+    "Accepted, without effect: progress and errors always go to stderr.",
+    flag_values=values,
+  )
   return values
 
 
 def main(argv: Sequence[str]) -> int:
   """Caches the tasks that the flags name; returns the exit status."""
   values = define_flags()
-  parse_flags(values, argv, program="anystep-cache", text=__doc__)
-  for name, reason in _WITHOUT_EFFECT.items():
-    if values[name].present:
-      print(f"--{name} has no effect here: {reason}.", file=sys.stderr)
+  own, beams = split_arguments(argv, values)
+  parse_flags(values, own, program="anystep-cache", text=__doc__)
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
   start_tensorflow()
   with quiet_stderr():
-    from anystep.cache_job.job import CacheOptions, cache_tasks
+    from anystep.cache_job.job import cache_tasks, job_graph
     from anystep.cache_job.task_work import plan_work
   from anystep.tasks.modules import import_modules
 
+  options = _options(values, beams)
   import_modules(values.module_import)
   selected = select_tasks(values.tasks, values.excluded_tasks)
+  if values.dry_run:
+    works = plan_work(selected, options)
+    lines = [line for work in works for line in work.lines()]
+    # Who names a runner wants to know that it takes the job.
+    if options.pipeline_options != _DEFAULT_PIPELINE_OPTIONS:
+      lines += job_graph(works, options)
+    print(*lines, sep="\n")
+    return 0
+  for work in cache_tasks(selected, options):
+    print(*work.outcome(), sep="\n")
+  return 0
 
-  options = CacheOptions(
+
+def _options(values: flags.FlagValues, beams: Sequence[str]) -> CacheOptions:
+  if values.preserve_random_access and values["block_records"].present and values.block_records != 1:
+    raise exclusive("preserve_random_access", "block_records", "the first stands for --block_records=1")
+  return CacheOptions(
     cache_dir=values.output_cache_dir,
     other_cache_dirs=() if values.ignore_other_caches else tuple(values.tasks_additional_cache_dirs),
     modules=tuple(values.module_import),
@@ -160,22 +217,21 @@ def main(argv: Sequence[str]) -> int:
     num_shards=values.num_shards,
     min_shards=values.min_shards,
     max_shards=values.max_shards,
-    block_records=values.block_records,
+    block_records=1 if values.preserve_random_access else values.block_records,
     container=values.output_format.replace("arrayrecord", "array_record"),
     cache_at=values.cache_at,
     task_feature_lengths=_lengths(values.task_feature_lengths),
+    range_examples=values.range_examples,
+    char_counts=values.enable_char_counts,
+    seqio_cache_dir=values.from_seqio_cache,
+    max_bad_examples=values.max_bad_examples,
+    determinism_check=values.determinism_check,
+    resume=values.resume,
     index_only=values.index_only,
     overwrite=values.overwrite,
     tfds_data_dir=values.tfds_data_dir,
-    pipeline_options=tuple(values.pipeline_options),
+    pipeline_options=(*values.pipeline_options, *beams),
   )
-  if values.dry_run:
-    print(*(line for work in plan_work(selected, options) for line in work.lines()), sep="\n")
-    return 0
-  for work in cache_tasks(selected, options):
-    done = "indexed" if options.index_only else "cached"
-    print(f"{work.task.name}: {done if work.jobs else work.left_out}")
-  return 0
 
 
 def _lengths(text: str | None) -> dict[str, int] | None:

@@ -24,6 +24,14 @@ class CacheOptions:
     container: of the records, `array_record` or `tfrecord`.
     cache_at: `placeholder`, or `end` to cache what stands after it too.
     task_feature_lengths: the lengths that `end` caches for.
+    range_examples: source shards are cut into ranges of so many of the source's examples, each preprocessed
+      like a source shard; None to take them whole. It decides which examples come.
+    char_counts: whether stats count characters too.
+    seqio_cache_dir: the root of caches that SeqIO wrote, which are taken in place of the tasks' sources and
+      preprocessors; None for those.
+    max_bad_examples: so many of a split are left out and listed, where they cannot be cached.
+    determinism_check: percent of source shards whose preprocessors are run twice and compared.
+    resume: whether what an earlier job left unfinished is taken up.
     index_only: whether the source's own files are described in place of being cached (layout `as_is`).
     overwrite: whether a complete cache is made anew.
     tfds_data_dir: where TensorFlow Datasets lie, whatever the tasks say.
@@ -46,6 +54,12 @@ class CacheOptions:
   container: str = containers.ARRAY_RECORD
   cache_at: str = "placeholder"
   task_feature_lengths: Mapping[str, int] | None = None
+  range_examples: int | None = None
+  char_counts: bool = False
+  seqio_cache_dir: str | None = None
+  max_bad_examples: int = 0
+  determinism_check: float = 0.0
+  resume: bool = True
   index_only: bool = False
   overwrite: bool = False
   tfds_data_dir: str | None = None
@@ -53,16 +67,34 @@ class CacheOptions:
 
   def __post_init__(self):
     if self.num_shards is not None and (self.min_shards or self.max_shards):
-      raise _exclusive("num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one")
+      raise exclusive("num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one")
     if self.index_only:
-      for name in ("seed", "base_seed", "num_shards", "min_shards", "max_shards", "task_feature_lengths"):
+      for name, flag in _NOT_OF_FILES_AS_THEY_ARE.items():
         if getattr(self, name):
-          raise _exclusive("index_only", name, "files that are not written anew stay as they are")
+          raise exclusive("index_only", flag, "files that are not written anew stay as they are")
       if self.cache_at == "end":
-        raise _exclusive("index_only", "cache_at=end", "no preprocessor runs before the files are read")
+        raise exclusive("index_only", "cache_at=end", "no preprocessor runs before the files are read")
+    if self.seqio_cache_dir is not None:
+      for name in ("base_seed", "range_examples", "determinism_check", "task_feature_lengths"):
+        if getattr(self, name):
+          raise exclusive("from_seqio_cache", name, "no preprocessor runs")
+      if self.cache_at == "end":
+        raise exclusive("from_seqio_cache", "cache_at=end", "SeqIO's caches stand at the placeholder")
 
 
-def _exclusive(one: str, other: str, fix: str) -> AnystepError:
+# What a job that writes nothing of its own cannot honour: attributes, and the flags that set them.
+_NOT_OF_FILES_AS_THEY_ARE = {
+  **{
+    name: name for name in ("seed", "base_seed", "num_shards", "min_shards", "max_shards", "range_examples")
+  },
+  **{name: name for name in ("task_feature_lengths", "max_bad_examples", "determinism_check")},
+  "char_counts": "enable_char_counts",
+  "seqio_cache_dir": "from_seqio_cache",
+}
+
+
+def exclusive(one: str, other: str, fix: str) -> AnystepError:
+  """The error of two flags that contradict each other."""
   return AnystepError(
     ExitCode.USAGE, "options_exclusive", expected=f"--{one} without --{other}", got="both", fix=fix
   )

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
 from etils import epath
 
-from anystep import names
+from anystep import names, storage
 from anystep.cache import open_cache, read_completed
-from anystep.cache_job.final_shards import bounded
+from anystep.cache_job.bad_examples import source_unreadable
+from anystep.cache_job.example_checks import STOCK_DTYPES
+from anystep.cache_job.failures import one_line
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.selection import check_splits
-from anystep.cache_job.spill import SplitJob, read_spill
+from anystep.cache_job.seqio_caches import cached_shards
+from anystep.cache_job.sorted_spills import bounded
+from anystep.cache_job.split_job import SplitJob, finished_items
+from anystep.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
-from anystep.tasks.fingerprint import cached_preprocessors, check_reader, fingerprint
+from anystep.tasks.fingerprint import cached_preprocessors, check_reader, fingerprint, first_difference
 
 BUILDING = ".building"
 
@@ -33,6 +38,7 @@ class TaskWork:
     splits: those asked for.
     jobs: the splits to cache.
     kept: complete splits that stay as they are, with the sha256 of their manifests.
+    manifests: of the splits that were cached, once they are.
     elsewhere: another root with a complete cache of the task, for which it is left out here.
   """
 
@@ -41,6 +47,7 @@ class TaskWork:
   splits: Sequence[str]
   jobs: tuple[SplitJob, ...] = ()
   kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  manifests: Mapping[str, Manifest] = dataclasses.field(default_factory=dict)
   elsewhere: str | None = None
 
   @property
@@ -49,6 +56,22 @@ class TaskWork:
     if self.elsewhere is not None:
       return f"a complete cache is in {self.elsewhere}, left out (not so with --ignore_other_caches)"
     return "the cache is complete, left as it is" if self.splits else "it has none of the splits, left out"
+
+  def outcome(self) -> list[str]:
+    """What was done, for people."""
+    if not self.jobs:
+      return [f"{self.task.name}: {self.left_out}"]
+    lines = [f"{self.task.name}: {'indexed' if self.jobs[0].layout == AS_IS else 'cached'}"]
+    for split, manifest in sorted(self.manifests.items()):
+      size = f"{sum(file.bytes for file in manifest.files) / 2**20:,.1f} MiB"
+      lines.append(f"  {split}: {manifest.num_examples:,} examples, {size} in {manifest.num_shards} shards")
+      if manifest.bad_examples:
+        path = self.directory / names.quarantine_name(split)
+        lines.append(f"  {split}: {manifest.bad_examples:,} bad examples were left out, and listed in {path}")
+      foreign = sorted(name for name, f in manifest.features.items() if f.dtype not in STOCK_DTYPES)
+      if foreign and manifest.container == TFRECORD:
+        lines.append(f"  {split}: stock SeqIO cannot read {', '.join(foreign)}: it parses {STOCK_DTYPES}")
+    return lines
 
   def lines(self) -> list[str]:
     """What would be done, for people."""
@@ -62,7 +85,7 @@ class TaskWork:
     shards = f"{number} source shard{'' if number == 1 else 's'}"
     if job.layout == AS_IS:
       return f"  {job.split}: {shards}, would be indexed where they are"
-    done = sum(read_spill(job.directory, k) is not None for k in range(number))
+    done = len(finished_items(job)["spill"])
     examples = self.task.source.num_input_examples(job.split)
     facts = [
       shards,
@@ -120,7 +143,45 @@ def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
     task_feature_lengths=job.task_feature_lengths,
     seed=job.seed,
     base_seed=job.base_seed,
+    seqio_cache=job.seqio_cache and [f"{job.seqio_cache}/{name}" for name in job.source_shards],
   )
+
+
+def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
+  """Makes the directories that workers write to, with what made earlier work theirs or not.
+
+  Raises:
+    AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
+  """
+  for work in works:
+    for job in work.jobs:
+      directory = epath.Path(job.directory)
+      if not options.resume and directory.parent.exists():
+        for left in directory.parent.glob(f"{job.split}-*"):
+          left.rmtree()
+      directory.mkdir(parents=True, exist_ok=True)
+      _check_provenance(work.task, job)
+
+
+def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
+  provenance = task_fingerprint(task, job).provenance
+  path = epath.Path(job.directory) / "provenance.json"
+  if not path.exists():
+    storage.put(path, canonical_json(provenance).encode())
+    return
+  difference = first_difference(json.loads(path.read_bytes()), json.loads(canonical_json(provenance)))
+  if difference:
+    item, before, now = difference
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "provenance_changed",
+      task=job.task,
+      split=job.split,
+      item=item,
+      expected=before,
+      got=now,
+      fix="undo the change to go on with what an earlier run left, or start anew with --noresume",
+    )
 
 
 def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:
@@ -151,7 +212,8 @@ def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) 
       "block_records": options.block_records,
       "num_shards": options.num_shards or num_shards,
       "container": options.container,
-      "cache_at": _cache_at(task, options),
+      "range_examples": options.range_examples,
+      "cache_at": options.cache_at,
       "task_feature_lengths": options.task_feature_lengths,
     }
   for name, value in asked.items():
@@ -169,25 +231,21 @@ def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) 
 
 
 def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
-  source_shards = tuple(task.source.list_shards(split))
-  if not source_shards:
-    raise AnystepError(
-      ExitCode.NO_INPUT,
-      "source_empty",
-      task=task.name,
-      split=split,
-      fix="check that the source's files are where the task looks for them",
-    )
+  _check_cache_at(task, options)
   _check_lengths(task, options)
   if options.index_only:
     _check_indexable(task)
+  seqio_cache = None
+  if options.seqio_cache_dir is not None:
+    seqio_cache = str(names.task_directory(options.seqio_cache_dir, task.name))
   directory = names.task_directory(options.cache_dir, task.name)
   job = SplitJob(
     task=task.name,
     split=split,
     directory="",
     modules=options.modules,
-    source_shards=source_shards,
+    source_shards=_source_shards(task, split, seqio_cache),
+    range_examples=options.range_examples,
     seed=options.seed,
     base_seed=options.base_seed,
     num_shards=options.num_shards,
@@ -196,26 +254,56 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     block_records=options.block_records,
     container=options.container,
     layout=AS_IS if options.index_only else PRESHUFFLED,
-    cache_at=_cache_at(task, options),
+    cache_at=options.cache_at,
     task_feature_lengths=options.task_feature_lengths,
+    char_counts=options.char_counts,
     tfds_data_dir=options.tfds_data_dir,
+    seqio_cache=seqio_cache,
+    max_bad_examples=options.max_bad_examples,
+    determinism_check=options.determinism_check,
   )
-  # What an earlier run left is taken up only by a job that would have made the same.
-  identity = canonical_json([dataclasses.asdict(job), dataclasses.asdict(task_fingerprint(task, job))])
-  building = directory / BUILDING / f"{split}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-  return dataclasses.replace(job, directory=str(building))
+  identity = job.identity(task_fingerprint(task, job))
+  return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
 
 
-def _cache_at(task: seqio.Task, options: CacheOptions) -> str:
-  """Where the cache stands: at the end of a task that has no placeholder for it."""
-  return options.cache_at if task.supports_caching else "end"
+def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tuple[str, ...]:
+  """The names of the source's shards, of which there must be some."""
+  try:
+    shards = tuple(cached_shards(seqio_cache, split) if seqio_cache else task.source.list_shards(split))
+  except AnystepError:
+    raise
+  except Exception as error:
+    raise source_unreadable(one_line(error), task=task.name, split=split) from error
+  if not shards:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "source_empty",
+      task=task.name,
+      split=split,
+      fix="check that the source's files are where the task looks for them",
+    )
+  return shards
+
+
+def _check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to guess where a task is to be cached that does not say so."""
+  if not task.supports_caching and options.cache_at == "placeholder" and not options.index_only:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "placeholder_missing",
+      task=task.name,
+      expected="seqio.CacheDatasetPlaceholder() among its preprocessors",
+      got="none",
+      fix="add it where the cache is to stand, cache everything with --cache_at=end, or leave the task out"
+      " with --excluded_tasks",
+    )
 
 
 def _check_lengths(task: seqio.Task, options: CacheOptions) -> None:
   """Refuses to run preprocessors that take feature lengths without any."""
-  if options.task_feature_lengths is not None:
+  if options.task_feature_lengths is not None or options.seqio_cache_dir is not None:
     return
-  for preprocessor in cached_preprocessors(task, _cache_at(task, options)):
+  for preprocessor in cached_preprocessors(task, options.cache_at):
     parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
     if parameter is not None and parameter.default is inspect.Parameter.empty:
       raise AnystepError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from anystep.cache_job.final_shards import plan_final_shards, read_shard_files
-from anystep.cache_job.spill import SplitJob, read_spill, spill_path
+from anystep.cache_job.spill import find_spill, progress_path
+from anystep.cache_job.split_job import SplitJob, find_plan, finished_items, source_ranges
 from anystep.progress import Progress
 
-_Item = tuple[SplitJob, int]
-
 _POLL_SECONDS = 0.5
+_Item = tuple[SplitJob, int]
 
 
 class Watcher:
@@ -30,52 +29,67 @@ class Watcher:
     self._thread.join()
 
   def _watch(self) -> None:
-    source_shards = [(job, k) for job in self._jobs for k in range(len(job.source_shards))]
-    examples = self._follow("preprocess", "source shards", source_shards, _spilled_examples, _heartbeat)
-    if len(examples) < len(source_shards):
+    counted = [job for job in self._jobs if job.range_examples is not None]
+    shards = [(job, k) for job in counted for k in range(len(job.source_shards))]
+    if counted and not self._follow("count", "source shards", "count", shards):
       return
-    shards = [
-      (job, work.shard)
-      for job in self._jobs
-      for work in plan_final_shards(job, [examples[job, k] for k in range(len(job.source_shards))])
-    ]
-    self._follow("write", "shards", shards, _written_examples, lambda job, shard: 0)
+    sources = [(job, source.number) for job in self._jobs for source in source_ranges(job)]
+    if not self._follow("preprocess", "source shards", "spill", sources, examples=_ExampleCounts()):
+      return
+    # Whoever is last to finish a spill goes on to plan.
+    while not self._stopped.is_set() and any(find_plan(job) is None for job in self._jobs):
+      self._stopped.wait(_POLL_SECONDS)
+    plans = [(job, plan) for job in self._jobs if (plan := find_plan(job)) is not None]
+    groups = [(job, group) for job, plan in plans for group in range(len(plan.groups))]
+    written = [(job, shard) for job, plan in plans for shard in range(plan.num_shards)]
+    if self._follow("sort", "groups", "sorted", groups):
+      self._follow("write", "shards", "final", written)
 
   def _follow(
     self,
     description: str,
     unit: str,
+    kind: str,
     items: Sequence[_Item],
-    finished_examples: Callable[[SplitJob, int], int | None],
-    examples_so_far: Callable[[SplitJob, int], int],
-  ) -> dict[_Item, int]:
-    """Shows progress until all items are finished or the job ends; returns the finished ones' examples."""
-    finished: dict[_Item, int] = {}
-    with Progress(description, total=len(items), unit=unit) as progress:
-      while len(finished) < len(items):
-        stopped = self._stopped.wait(_POLL_SECONDS)
-        unfinished = [item for item in items if item not in finished]
-        found = {item: finished_examples(*item) for item in unfinished}
-        finished.update({item: count for item, count in found.items() if count is not None})
-        running = sum(examples_so_far(*item) for item, count in found.items() if count is None)
-        progress.update(len(finished), examples=f"{sum(finished.values()) + running:,}")
-        if stopped:
-          break
-    return finished
+    *,
+    examples: Callable[[Sequence[_Item], Sequence[_Item]], int] | None = None,
+  ) -> bool:
+    """Shows progress until all items are finished or the job ends; returns whether they are."""
+    wanted = {(job.directory, number): (job, number) for job, number in items}
+    finished = self._finished(kind)
+    with Progress(description, total=len(items), unit=unit, start=len(finished & wanted.keys())) as progress:
+      while True:
+        stopped = self._stopped.wait(_POLL_SECONDS if finished < wanted.keys() else 0)
+        finished = self._finished(kind) & wanted.keys()
+        facts = {}
+        if examples is not None:
+          running = [wanted[key] for key in wanted.keys() - finished]
+          facts = {"examples": f"{examples([wanted[key] for key in finished], running):,}"}
+        progress.update(len(finished), **facts)
+        if stopped or len(finished) == len(wanted):
+          return len(finished) == len(wanted)
+
+  def _finished(self, kind: str) -> set[tuple[str, int]]:
+    """Finished items of a kind; one look at each directory, however many they are."""
+    return {(job.directory, number) for job in self._jobs for number in finished_items(job)[kind]}
 
 
-def _spilled_examples(job: SplitJob, source_shard: int) -> int | None:
-  spill = read_spill(job.directory, source_shard)
-  return None if spill is None else spill.examples
+class _ExampleCounts:
+  """Examples so far; a finished spill is read once."""
+
+  def __init__(self):
+    self._of_finished: dict[tuple[str, int], int] = {}
+
+  def __call__(self, finished: Sequence[_Item], running: Sequence[_Item]) -> int:
+    for job, number in finished:
+      if (job.directory, number) not in self._of_finished:
+        spill = find_spill(job, number)
+        self._of_finished[job.directory, number] = spill.examples if spill else 0
+    return sum(self._of_finished.values()) + sum(_heartbeat(*item) for item in running)
 
 
-def _heartbeat(job: SplitJob, source_shard: int) -> int:
+def _heartbeat(job: SplitJob, number: int) -> int:
   try:
-    return int(spill_path(job.directory, source_shard, "progress").read_text() or 0)
+    return int(progress_path(job, number).read_text() or 0)
   except FileNotFoundError:
     return 0
-
-
-def _written_examples(job: SplitJob, shard: int) -> int | None:
-  files = read_shard_files(job.directory, shard)
-  return None if files is None else files.records.records

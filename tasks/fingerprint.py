@@ -46,11 +46,22 @@ def reader_part(
   }
 
 
-def provenance_part(task: seqio.Task, *, seed: int, base_seed: int) -> dict[str, Any]:
-  """Where the examples came from and what made them, as JSON; nothing in it depends on the machine."""
+def provenance_part(
+  task: seqio.Task, *, seed: int, base_seed: int, seqio_cache: Sequence[str] | None = None
+) -> dict[str, Any]:
+  """Where the examples came from and what made them, as JSON; nothing in it depends on the machine.
+
+  Args:
+    task: registered.
+    seed: the preshuffle's. base_seed: the preprocessors'.
+    seqio_cache: paths of the files of SeqIO's own cache, where one is the source.
+  """
+  if seqio_cache is None:
+    source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
+  else:
+    source = {"source": "a cache by seqio_cache_tasks", "source_arguments": {"files": _files(seqio_cache)}}
   return {
-    "source": describe(type(task.source)),
-    "source_arguments": _source_arguments(task.source),
+    **source,
     "python": platform.python_version(),
     "libraries": {name: _version(name) for name in _LIBRARIES},
     "seed": seed,
@@ -67,7 +78,7 @@ def check_reader(task: seqio.Task, manifest: Manifest) -> None:
   registered = reader_part(
     task, cache_at=manifest.cache_at, task_feature_lengths=manifest.task_feature_lengths
   )
-  difference = _first_difference(manifest.fingerprint.reader, registered)
+  difference = first_difference(manifest.fingerprint.reader, registered)
   if difference:
     item, cached, now = difference
     raise AnystepError(
@@ -84,7 +95,7 @@ def check_reader(task: seqio.Task, manifest: Manifest) -> None:
 def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
   now = provenance_part(task, seed=manifest.seed, base_seed=manifest.base_seed)
-  difference = _first_difference(manifest.fingerprint.provenance, now)
+  difference = first_difference(manifest.fingerprint.provenance, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
 
@@ -95,11 +106,12 @@ def fingerprint(
   task_feature_lengths: Mapping[str, int] | None,
   seed: int,
   base_seed: int,
+  seqio_cache: Sequence[str] | None = None,
 ) -> Fingerprint:
   """The task's fingerprint for its manifest."""
   return Fingerprint(
     reader=reader_part(task, cache_at=cache_at, task_feature_lengths=task_feature_lengths),
-    provenance=provenance_part(task, seed=seed, base_seed=base_seed),
+    provenance=provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
   )
 
 
@@ -125,16 +137,17 @@ def _files(paths: Sequence[str]) -> list[list[Any]]:
   return [[os.path.basename(path), epath.Path(path).stat().length] for path in paths]
 
 
-def _first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+  """The first item of two JSON documents that differs, by its path, and what each has there."""
   if isinstance(cached, Mapping) and isinstance(now, Mapping):
     for key in sorted({*cached, *now}):
-      difference = _first_difference(cached.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+      difference = first_difference(cached.get(key), now.get(key), f"{path}.{key}".lstrip("."))
       if difference:
         return difference
     return None
   if isinstance(cached, list) and isinstance(now, list) and len(cached) == len(now):
     for place, (left, right) in enumerate(zip(cached, now, strict=True)):
-      difference = _first_difference(left, right, f"{path}[{place}]")
+      difference = first_difference(left, right, f"{path}[{place}]")
       if difference:
         return difference
     return None

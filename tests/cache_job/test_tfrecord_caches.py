@@ -13,7 +13,7 @@ from job_runs import digests_of, registered, run_job
 from anystep.cache import open_cache
 from anystep.errors import AnystepError
 
-TASK = small_tasks.task("small_tf", after=(), sizes={"train": (7, 0, 9), "validation": (4,), "nothing": (0,)})
+TASK = small_tasks.task("small_tf", after=(), sizes={"train": (7, 0, 9), "validation": (4,)})
 OTHER = small_tasks.task("small_tf_other", after=(), sizes={"train": (3, 4)})
 MIXTURE = seqio.Mixture("small_tf_mixture", [(TASK, 1), (OTHER, 2)])
 FLAGS = ("--output_format=tfrecord", "--num_shards=3", "--block_records=2")

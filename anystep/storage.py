@@ -1,0 +1,69 @@
+"""Files that appear whole: put, made durable, moved and removed (design section 4, Stores).
+
+What says that something is complete is a small file that is put last. It is never a rename: those only swap
+files, where the file system has them, and an object store's objects are whole by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+from etils import epath
+
+
+def put(path: epath.PathLike, content: bytes) -> None:
+  """Gives a file its content: who reads it meanwhile, or after a crash, finds the old content or the new."""
+  path = epath.Path(path)
+  if is_remote(path):
+    path.write_bytes(content)
+    return
+  attempt = attempt_path(path)
+  try:
+    with new_file(attempt) as file:
+      file.write(content)
+    os.replace(attempt, path)
+  except BaseException:
+    attempt.unlink(missing_ok=True)
+    raise
+  sync(path.parent)
+
+
+def attempt_path(path: epath.PathLike) -> epath.Path:
+  """A name of its own for what may be written twice at a time, as by workers that are retried."""
+  path = epath.Path(path)
+  return path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+@contextlib.contextmanager
+def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
+  """Writes a file that nobody knows of yet; it is durable when the body has ended."""
+  with epath.Path(path).open("wb") as file:
+    yield file
+    if not is_remote(path):
+      file.flush()
+      os.fsync(file.fileno())
+
+
+def sync(path: epath.PathLike) -> None:
+  """Makes durable what somebody else wrote to a file, or which names a directory has."""
+  if is_remote(path):
+    return
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def move(source: epath.PathLike, target: epath.PathLike) -> None:
+  """Gives a file another name, in the place of what has it."""
+  epath.Path(source).replace(target)
+
+
+def is_remote(path: epath.PathLike) -> bool:
+  """Whether a path is on an object store."""
+  return "://" in str(path)

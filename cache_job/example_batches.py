@@ -1,0 +1,263 @@
+"""A source range's examples in batches, as numpy and as records, without the bad ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from anystep.cache_job.bad_examples import SOURCE, BadExamples, raised_problem, source_unreadable, step_finder
+from anystep.cache_job.example_checks import (
+  MAX_RECORD_BYTES,
+  Problem,
+  features_of,
+  form_problems,
+  held_features,
+  problems,
+  size_problem,
+  static_features,
+  text_features,
+)
+from anystep.cache_job.example_datasets import preprocessed_dataset
+from anystep.cache_job.failures import one_line
+from anystep.cache_job.spill_files import SpilledRecords
+from anystep.cache_job.split_job import SourceRange, SplitJob
+from anystep.errors import AnystepError, ExitCode
+from anystep.example_writing import serialize_examples
+from anystep.examples import Batch, Ragged
+from anystep.python_transforms import selected
+from anystep.tasks.fingerprint import cached_preprocessors
+
+# A batch costs some 0.2 ms of Python, whatever it holds.
+_BATCH_EXAMPLES = 512
+# Larger examples are taken fewer at a time.
+_BATCH_BYTES = 1 << 27
+
+
+class ExampleBatches:
+  """The examples of a source range.
+
+  Args:
+    task: the registered task.
+    job: its split.
+    source: the range.
+
+  Attributes:
+    features: what examples hold; None before the first one where TensorFlow cannot tell.
+    bad: the examples that were left out so far.
+
+  Raises:
+    AnystepError: 65 `preprocessor_failed` and 66 `source_unreadable` where no dataset can be built; 78
+      `feature_form` for what records cannot hold.
+  """
+
+  def __init__(self, task: Any, job: SplitJob, source: SourceRange):
+    self._task = task
+    self._job = job
+    self._source = source
+    steps = [] if job.seqio_cache else cached_preprocessors(task, job.cache_at)
+    self._step_names = [_step_name(step) for step in steps]
+    self.features = static_features(self._buildable().element_spec, job.task)
+    self.bad = BadExamples(
+      limit=job.max_bad_examples,
+      source_name=source.name,
+      find_step=step_finder(self._step_names, self._problems_after, limit=job.max_bad_examples),
+    )
+
+  def __iter__(self) -> Iterator[tuple[Batch, SpilledRecords]]:
+    """Batches of good examples, in order, and their records.
+
+    Raises:
+      AnystepError: as `BadExamples.add`.
+    """
+    from tensorflow.errors import OpError
+
+    done, size = 0, _BATCH_EXAMPLES if self.features else 1
+    while size > 1:
+      try:
+        for tensors in self._from(done).ragged_batch(size).prefetch(2):
+          batch = _from_tensors(tensors)
+          if features_of(batch) != self.features:
+            # A preprocessor set shapes that its examples do not have: which do shows one by one.
+            size = 1
+            break
+          yield self._without_bad(batch, done)
+          done += _num_rows(batch)
+          if _num_bytes(batch) > _BATCH_BYTES:
+            size = max(size * _BATCH_BYTES // _num_bytes(batch), 1)
+            break
+        else:
+          return
+      except OpError:
+        # Which one it is shows where they come one by one.
+        size = 1
+    yield from self._one_by_one(done)
+
+  def _one_by_one(self, done: int) -> Iterator[tuple[Batch, SpilledRecords]]:
+    for place, example in enumerate(_examples(self._from(done)), done):
+      if isinstance(example, Problem):
+        self.bad.add(example, place=place, example=None)
+        continue
+      batch = _batch_of(example)
+      self.features = self.features or features_of(batch)
+      wrong = form_problems(features_of(batch), self.features)
+      if wrong:
+        self.bad.add(wrong[0], place=place, example=example)
+      else:
+        yield self._without_bad(batch, place)
+
+  def _without_bad(self, batch: Batch, first_place: int) -> tuple[Batch, SpilledRecords]:
+    """The rows of a batch with which nothing is wrong, and their records."""
+    wrong, records = self._problems(batch)
+    if wrong:
+      kept = np.ones(len(records), bool)
+      for row, problem in wrong.items():
+        kept[row] = False
+        self.bad.add(problem, place=first_place + row, example=row_of(batch, row))
+      batch = {name: selected(feature, kept) for name, feature in batch.items()}
+      records = _records(batch)
+    return batch, records
+
+  def _problems(self, batch: Batch) -> tuple[dict[int, Problem], SpilledRecords]:
+    """What is wrong with which rows of a batch, and their records."""
+    records = _records(batch)
+    wrong = problems(batch, texts=text_features(self._task, features_of(batch)))
+    for row in np.flatnonzero(records.sizes > MAX_RECORD_BYTES).tolist():
+      wrong.setdefault(row, size_problem(int(records.sizes[row])))
+    return wrong, records
+
+  def _from(self, place: int) -> Any:
+    dataset = preprocessed_dataset(self._task, self._job, self._source)
+    return dataset.skip(place) if place else dataset
+
+  def _buildable(self) -> Any:
+    """The dataset; where none can be built, whose fault that is."""
+    try:
+      return self._from(0)
+    except AnystepError:
+      raise
+    except Exception as error:
+      name = next(
+        (name for k, name in enumerate([SOURCE, *self._step_names]) if not self._can_be_built(k)), "unknown"
+      )
+      if name == SOURCE:
+        raise source_unreadable(one_line(error), source_shard=self._source.name) from error
+      raise AnystepError(
+        ExitCode.DATA,
+        "preprocessor_failed",
+        source_shard=self._source.name,
+        preprocessor=name,
+        got=one_line(error),
+        fix="mend the preprocessor and run the same command again; what is finished is kept",
+      ) from error
+
+  def _can_be_built(self, num_steps: int) -> bool:
+    try:
+      preprocessed_dataset(self._task, self._job, self._source, num_steps=num_steps)
+    except Exception:
+      return False
+    return True
+
+  def _problems_after(self, num_steps: int, num_examples: int | None) -> Iterator[Problem]:
+    """What is wrong with examples, after so many preprocessors of so many of the source's first."""
+    source, raised = self._source, 0
+    if num_examples is not None:
+      stop = source.start + num_examples
+      source = dataclasses.replace(source, stop=stop if source.stop is None else min(stop, source.stop))
+    dataset = preprocessed_dataset(self._task, self._job, source, num_steps=num_steps)
+    for example in _examples(dataset, of=self.features):
+      if isinstance(example, Problem):
+        yield example
+        raised += 1
+        # A source that cannot be read may raise for ever.
+        if raised > self._job.max_bad_examples:
+          return
+      else:
+        batch = _batch_of(example)
+        yield from self._problems(batch)[0].values() if batch else ()
+        yield from form_problems(features_of(batch), self.features or {})
+
+
+def _examples(dataset: Any, *, of: Mapping[str, Any] | None = None) -> Iterator[Any]:
+  """A dataset's elements as numpy, or in the place of one that raises, the problem.
+
+  Args:
+    dataset: the dataset.
+    of: the features that are looked at; None for all.
+  """
+  from tensorflow.errors import OpError
+
+  # What preprocessors hand each other may be in forms that no record holds.
+  names = [name for name in held_features(dataset.element_spec) if of is None or name in of]
+  elements = iter(dataset)
+  while True:
+    try:
+      element = next(elements)
+    except StopIteration:
+      return
+    except OpError as error:
+      yield raised_problem(error)
+    else:
+      yield {name: _value(element[name]) for name in names}
+
+
+def _value(tensor: Any) -> Any:
+  """One example's feature: an array, or a `Ragged` of its rows."""
+  if hasattr(tensor, "row_lengths"):
+    return Ragged(tensor.values.numpy(), tensor.row_lengths().numpy())
+  value = tensor.numpy()
+  return np.array(value, object) if isinstance(value, bytes) else value
+
+
+def row_of(batch: Batch, row: int) -> dict[str, Any]:
+  """One example of a batch."""
+  return {
+    name: feature.rows()[row] if isinstance(feature, Ragged) else feature[row]
+    for name, feature in batch.items()
+  }
+
+
+def _num_rows(batch: Batch) -> int:
+  return len(next(iter(batch.values())))
+
+
+def _num_bytes(feature: Any) -> int:
+  if isinstance(feature, Mapping):
+    return sum(map(_num_bytes, feature.values()))
+  if isinstance(feature, Ragged):
+    return _num_bytes(feature.values)
+  return sum(map(len, feature.reshape(-1))) if feature.dtype.hasobject else feature.nbytes
+
+
+def _step_name(step: Any) -> str:
+  import seqio
+
+  return seqio.utils.function_name(step)
+
+
+def _batch_of(example: Mapping[str, Any]) -> dict[str, Ragged | np.ndarray]:
+  """A batch of one."""
+  return {
+    name: Ragged(value, np.array([len(value)], np.int64))
+    if np.ndim(value) or isinstance(value, Ragged)
+    else value.reshape(1)
+    for name, value in example.items()
+  }
+
+
+def _records(batch: Batch) -> SpilledRecords:
+  data, ends = serialize_examples(batch)
+  lengths = [feature.lengths for _, feature in sorted(batch.items()) if isinstance(feature, Ragged)]
+  return SpilledRecords(
+    data,
+    np.diff(ends, prepend=0).astype(np.uint32),
+    np.array(lengths, np.uint32).reshape(len(lengths), len(ends)).T,
+  )
+
+
+def _from_tensors(tensors: Mapping[str, Any]) -> Batch:
+  from anystep.tasks.tensors import from_tensors
+
+  return from_tensors(tensors)

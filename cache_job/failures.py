@@ -1,0 +1,77 @@
+"""What fails in workers, told to the parent through the job's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+from collections.abc import Iterator
+
+from etils import epath
+
+from anystep import storage
+from anystep.cache_job.split_job import SplitJob
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import canonical_json
+
+_AGAIN = "run the same command again; what is finished is kept"
+
+
+def failure_path(job: SplitJob) -> epath.Path:
+  """Where a worker that failed says why."""
+  return epath.Path(job.directory) / "failure.json"
+
+
+@contextlib.contextmanager
+def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
+  """Makes an `AnystepError` of what fails in a worker and leaves it where the parent finds it.
+
+  Runners hand the parent some text of what a worker raised, and each another.
+  """
+  try:
+    yield
+  except Exception as error:
+    is_foreseen = isinstance(error, AnystepError)
+    failure = error if is_foreseen else _foreseen(error)
+    failure.fields = {"task": job.task, "split": job.split, **where, **failure.fields}
+    # On a full disk there is no room for this either.
+    with contextlib.suppress(OSError):
+      storage.put(failure_path(job), _failure_json(failure).encode())
+    if is_foreseen:
+      raise
+    raise failure from error
+
+
+def read_failure(job: SplitJob) -> AnystepError | None:
+  """What a worker failed of; None where none did."""
+  try:
+    document = json.loads(failure_path(job).read_text())
+  except FileNotFoundError:
+    return None
+  code = ExitCode(document["code"])
+  return AnystepError(code, document["kind"], fix=document["fix"], **document["fields"])
+
+
+def one_line(error: BaseException) -> str:
+  """An exception's type and text without line breaks."""
+  return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _failure_json(failure: AnystepError) -> str:
+  fields = {name: str(value) for name, value in failure.fields.items()}
+  return canonical_json(
+    {"code": int(failure.code), "kind": failure.kind, "fix": failure.fix, "fields": fields}
+  )
+
+
+def _foreseen(error: Exception) -> AnystepError:
+  if isinstance(error, OSError):
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    kind, fix = ("disk_full", "make room") if full else ("io_failed", "see to the disk or store")
+    return AnystepError(ExitCode.IO, kind, got=one_line(error), fix=f"{fix}, and {_AGAIN}")
+  return AnystepError(
+    ExitCode.DATA,
+    "preprocessor_failed",
+    got=one_line(error),
+    fix=f"mend the task's source or preprocessor, and {_AGAIN}",
+  )

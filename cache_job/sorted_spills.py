@@ -1,0 +1,182 @@
+"""The second third of the job: spills, sorted by the shards that their records go to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anystep import storage
+from anystep.cache_job.failures import reported_failures
+from anystep.cache_job.spill import Spill, find_spill, read_spill, sequence_names
+from anystep.cache_job.spill_files import SortedWriter, SpilledRecords
+from anystep.cache_job.split_job import (
+  FinalPlan,
+  SplitJob,
+  file_of,
+  find_marker,
+  put_marker,
+  read_plan,
+  source_ranges,
+  write_plan,
+)
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import default_num_shards
+from anystep.permutation import Permutation
+
+# Spills are sorted together up to so many bytes of records, so that small ones do not make small files.
+_GROUP_BYTES = 1 << 27
+
+
+def plan_final(job: SplitJob) -> FinalPlan:
+  """Plans what becomes of a split's spills, all of which must be finished.
+
+  Raises:
+    AnystepError: 65 `feature_form_varies` and `bad_examples`; 66 `split_empty`.
+  """
+  with reported_failures(job):
+    spills = all_spills(job)
+    _check_agreement(job, spills)
+    num_examples = sum(spill.examples for spill in spills)
+    num_shards = job.num_shards or bounded(
+      default_num_shards(num_examples, job.block_records), job.min_shards, job.max_shards
+    )
+    plan = FinalPlan(
+      num_shards=num_shards,
+      num_features=max(len(sequence_names(spill.features)) for spill in spills),
+      examples=[spill.examples for spill in spills],
+      groups=_groups([spill.raw_bytes for spill in spills]),
+    )
+    write_plan(job, plan)
+    return plan
+
+
+def bounded(num_shards: int, least: int, most: int) -> int:
+  """A number of shards within bounds, of which 0 is none and the upper one wins, as SeqIO has it.
+
+  >>> bounded(1, 16, 0), bounded(64, 0, 10), bounded(1, 16, 10)
+  (16, 10, 10)
+  """
+  return min(max(num_shards, least), most or max(num_shards, least))
+
+
+def all_spills(job: SplitJob) -> list[Spill]:
+  """The spills of a split, in the source's order.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  spills = []
+  for source in source_ranges(job):
+    spill = find_spill(job, source.number)
+    if spill is None:
+      raise AnystepError(
+        ExitCode.IO,
+        "job_incomplete",
+        path=job.directory,
+        expected=f"the spill of {source.name}",
+        fix="run the same command again; what is finished is kept",
+      )
+    spills.append(spill)
+  return spills
+
+
+def find_sorted(job: SplitJob, group: int) -> str | None:
+  """The name of a finished sorted file; None where it is not, or no longer whole."""
+  document = find_marker(job, "sorted", group)
+  if document is None:
+    return None
+  path = file_of(job, document["file"])
+  return document["file"] if path.exists() and path.stat().length == document["bytes"] else None
+
+
+def sort_group(job: SplitJob, group: int) -> None:
+  """Sorts a group of spills into one file; one that is finished is left as it is."""
+  with reported_failures(job, group=group):
+    if find_sorted(job, group) is not None:
+      return
+    plan = read_plan(job)
+    first, last = plan.groups[group]
+    records = _joined([_read(job, number) for number in range(first, last + 1)])
+    start = sum(plan.examples[:first])
+    ordinals = np.arange(start, start + len(records))
+    shards, order = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if len(records):
+      indices = Permutation(sum(plan.examples), "preshuffle", job.task, job.split, job.seed)(ordinals)
+      shards = indices % plan.num_shards
+      order = np.lexsort((indices, shards))
+    stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()
+    path = storage.attempt_path(file_of(job, f"sorted-{group:05d}"))
+    with storage.new_file(path) as file:
+      writer = SortedWriter(file)
+      for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
+        writer.add(records, order[begin:stop])
+      writer.close()
+      size = file.tell()
+    put_marker(job, "sorted", group, {"file": path.name, "bytes": size})
+
+
+def _read(job: SplitJob, number: int) -> SpilledRecords:
+  spill = find_spill(job, number)
+  if spill is None:
+    raise FileNotFoundError(f"spill {number} is gone")
+  return read_spill(job, spill)
+
+
+def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
+  # A spill without examples may not know how many features there are.
+  parts = [part for part in parts if len(part)] or list(parts[:1])
+  if len(parts) == 1:
+    return parts[0]
+  return SpilledRecords(
+    np.concatenate([part.data for part in parts]),
+    np.concatenate([part.sizes for part in parts]),
+    np.concatenate([part.lengths for part in parts]),
+  )
+
+
+def _groups(raw_bytes: Sequence[int]) -> list[tuple[int, int]]:
+  groups: list[tuple[int, int]] = []
+  held = 0
+  for number, size in enumerate(raw_bytes):
+    if groups and held + size <= _GROUP_BYTES:
+      groups[-1] = (groups[-1][0], number)
+      held += size
+    else:
+      groups.append((number, number))
+      held = size
+  return groups
+
+
+def _check_agreement(job: SplitJob, spills: Sequence[Spill]) -> None:
+  bad = sum(len(spill.bad) for spill in spills)
+  if bad > job.max_bad_examples:
+    raise AnystepError(
+      ExitCode.DATA,
+      "bad_examples",
+      expected=f"at most {job.max_bad_examples}",
+      got=bad,
+      first=next(entry for spill in spills for entry in spill.bad)["got"],
+      fix="mend the source or the preprocessor and cache with --noresume, or raise --max_bad_examples",
+    )
+  if not any(spill.examples for spill in spills):
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "split_empty",
+      expected="at least one example",
+      got=f"none of {len(spills)} source shards",
+      fix="leave the split out with --splits, or see why its source or its preprocessors give none",
+    )
+  known = [(number, spill.features) for number, spill in enumerate(spills) if spill.features is not None]
+  for number, features in known:
+    if features != known[0][1]:
+      name = next(n for n in sorted({*features, *known[0][1]}) if features.get(n) != known[0][1].get(n))
+      raise AnystepError(
+        ExitCode.DATA,
+        "feature_form_varies",
+        source_shard=source_ranges(job)[number].name,
+        feature=name,
+        expected=known[0][1].get(name),
+        got=features.get(name),
+        fix="let the preprocessors give every example of the task the same features",
+      )

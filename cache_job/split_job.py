@@ -1,0 +1,182 @@
+"""What workers need to know to cache one split of one task, and what they leave in its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from anystep import storage
+from anystep.manifest import Fingerprint, canonical_json
+
+# The numbers in the names of what is finished.
+_MARKER = re.compile(r"(count|spill|sorted|final)-(\d+)\.json\Z")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SplitJob:
+  """One split of one task, to be cached. Attributes that are not listed are those of `CacheOptions`.
+
+  Attributes:
+    directory: where workers leave what they make.
+    source_shards: names, in the source's order.
+    layout: of the cache.
+    seqio_cache: the directory of the task's cache by SeqIO that is its source; None for the task's own.
+  """
+
+  task: str
+  split: str
+  directory: str
+  modules: tuple[str, ...]
+  source_shards: tuple[str, ...]
+  range_examples: int | None
+  seed: int
+  base_seed: int
+  num_shards: int | None
+  min_shards: int
+  max_shards: int
+  block_records: int
+  container: str
+  layout: str
+  cache_at: str
+  task_feature_lengths: Mapping[str, int] | None
+  char_counts: bool
+  tfds_data_dir: str | None
+  seqio_cache: str | None
+  max_bad_examples: int
+  determinism_check: float
+
+  def identity(self, fingerprint: Fingerprint) -> str:
+    """Names what decides the bytes: what an earlier run left is taken up only where this is the same."""
+    decides = dataclasses.asdict(self)
+    for name in ("directory", "modules", "max_bad_examples", "determinism_check"):
+      del decides[name]
+    return hashlib.sha256(canonical_json([decides, fingerprint.reader]).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceRange:
+  """What is preprocessed at a time: a source shard, or a range of one where they are cut.
+
+  Attributes:
+    number: the place among all ranges, which seeds are drawn for.
+    name: as manifests have it.
+    shard: the source shard's number; start and stop: examples of it, as the source gives them.
+  """
+
+  number: int
+  name: str
+  shard: int
+  start: int = 0
+  stop: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinalPlan:
+  """How spills become shards.
+
+  Attributes:
+    num_shards: S.
+    num_features: columns of lengths tables.
+    examples: of each spill.
+    groups: first and last spill of those that are sorted together.
+  """
+
+  num_shards: int
+  num_features: int
+  examples: Sequence[int]
+  groups: Sequence[tuple[int, int]]
+
+
+def source_ranges(job: SplitJob) -> list[SourceRange]:
+  """What is preprocessed at a time; where source shards are cut, all of them must have been counted."""
+  if job.range_examples is None:
+    return [SourceRange(number=k, name=name, shard=k) for k, name in enumerate(job.source_shards)]
+  ranges: list[SourceRange] = []
+  for shard, name in enumerate(job.source_shards):
+    count = read_marker(job, "count", shard)["examples"]
+    # Of a source shard without examples one range is left, so that it stands in the manifest.
+    for start in range(0, max(count, 1), job.range_examples):
+      stop = min(start + job.range_examples, count)
+      ranges.append(
+        SourceRange(number=len(ranges), name=f"{name}[{start}:{stop}]", shard=shard, start=start, stop=stop)
+      )
+  return ranges
+
+
+def write_plan(job: SplitJob, plan: FinalPlan) -> None:
+  """Leaves the plan for those who follow it."""
+  storage.put(_plan_path(job), canonical_json(dataclasses.asdict(plan)).encode())
+
+
+def find_plan(job: SplitJob) -> FinalPlan | None:
+  """The plan; None where there is none yet."""
+  document = _read_json(_plan_path(job))
+  if document is None:
+    return None
+  return FinalPlan(**{**document, "groups": [(first, last) for first, last in document["groups"]]})
+
+
+def read_plan(job: SplitJob) -> FinalPlan:
+  """The plan, which must have been made.
+
+  Raises:
+    FileNotFoundError: where it has not.
+  """
+  plan = find_plan(job)
+  if plan is None:
+    raise FileNotFoundError(f"{job.task} {job.split} has no plan")
+  return plan
+
+
+def put_marker(job: SplitJob, kind: str, number: int, document: Mapping[str, Any]) -> None:
+  """Says that an item of work is finished, and what came of it: the last thing that a worker writes."""
+  storage.put(epath.Path(job.directory) / f"{kind}-{number:05d}.json", canonical_json(document).encode())
+
+
+def find_marker(job: SplitJob, kind: str, number: int) -> dict[str, Any] | None:
+  """What a worker said of a finished item; None where none did."""
+  return _read_json(epath.Path(job.directory) / f"{kind}-{number:05d}.json")
+
+
+def read_marker(job: SplitJob, kind: str, number: int) -> dict[str, Any]:
+  """What a worker said of an item that must be finished.
+
+  Raises:
+    FileNotFoundError: where it is not.
+  """
+  document = find_marker(job, kind, number)
+  if document is None:
+    raise FileNotFoundError(f"{kind} {number} of {job.task} {job.split} is not finished")
+  return document
+
+
+def finished_items(job: SplitJob) -> dict[str, set[int]]:
+  """Numbers of the finished items by kind."""
+  finished: dict[str, set[int]] = {"count": set(), "spill": set(), "sorted": set(), "final": set()}
+  directory = epath.Path(job.directory)
+  for path in directory.iterdir() if directory.exists() else ():
+    if match := _MARKER.match(path.name):
+      finished[match.group(1)].add(int(match.group(2)))
+  return finished
+
+
+def file_of(job: SplitJob, name: str) -> epath.Path:
+  """A file in the job's directory."""
+  return epath.Path(job.directory) / name
+
+
+def _plan_path(job: SplitJob) -> epath.Path:
+  return epath.Path(job.directory) / "plan.json"
+
+
+def _read_json(path: epath.Path) -> dict[str, Any] | None:
+  try:
+    return json.loads(path.read_bytes())
+  except FileNotFoundError:
+    return None
