@@ -150,6 +150,21 @@ def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
   return np.full(shape, b"", object) if dtype.hasobject else np.zeros(shape, dtype)
 
 
+def as_sequences(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
+  """Rows of sequences of one length, `(rows, length, ...)`, as a `Ragged` like any others."""
+  if isinstance(feature, Ragged) or feature.ndim < 2:
+    return feature
+  rows, length, *inner = feature.shape
+  return Ragged(feature.reshape(rows * length, *inner), np.full(rows, length, np.int64))
+
+
+def selected(feature: Ragged | np.ndarray, kept: np.ndarray) -> Ragged | np.ndarray:
+  """The rows for which `kept`, `(rows,) bool`, is true."""
+  if isinstance(feature, Ragged):
+    return Ragged(selected(feature.values, np.repeat(kept, feature.lengths)), feature.lengths[kept])
+  return feature[kept]
+
+
 Batch = Mapping[str, Ragged | np.ndarray]
 """Features of several examples: a `Ragged` for a sequence, else an array of shape `(rows,)`."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import Batch, Ragged
+from anystep.examples import Batch, Ragged, selected
 from anystep.transforms import Records, Transform, random_keys
 from anystep.unit_tables import REMAKE_TABLE
 
@@ -244,13 +244,6 @@ def _column(arrays: Sequence[np.ndarray]) -> Ragged | np.ndarray:
   column = np.empty(len(arrays), dtype)
   column[:] = [array[()] for array in arrays]
   return column
-
-
-def selected(feature: Ragged | np.ndarray, kept: np.ndarray) -> Ragged | np.ndarray:
-  """The rows for which `kept`, `(rows,) bool`, is true."""
-  if isinstance(feature, Ragged):
-    return Ragged(selected(feature.values, np.repeat(kept, feature.lengths)), feature.lengths[kept])
-  return feature[kept]
 
 
 def _shown(form: _Form | None) -> str | None:

@@ -40,12 +40,16 @@ def attempt_path(path: epath.PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
-  """Writes a file that nobody knows of yet; it is durable when the body has ended."""
-  with epath.Path(path).open("wb") as file:
-    yield file
-    if not is_remote(path):
-      file.flush()
-      os.fsync(file.fileno())
+  """Writes a file that nobody knows of yet: durable when the body has ended, and gone where it fails."""
+  try:
+    with epath.Path(path).open("wb") as file:
+      yield file
+      if not is_remote(path):
+        file.flush()
+        os.fsync(file.fileno())
+  except BaseException:
+    epath.Path(path).unlink(missing_ok=True)
+    raise
 
 
 def sync(path: epath.PathLike) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import Batch, ExampleParser, Ragged
+from anystep.examples import Batch, ExampleParser, Ragged, as_sequences
 from anystep.manifest import Feature
 from anystep.packing import PackingPolicy
 from anystep.plan import BatchRows, Plan
@@ -85,7 +85,7 @@ class TaskExamples:
       rows.append(own)
     if not parts:
       # Of the features that hosts with rows of this step have.
-      parts, rows = [{name: _no_rows(feature) for name, feature in self._first(0).items()}], [where.task]
+      parts, rows = [{name: feature[:0] for name, feature in self._first(0).items()}], [where.task]
     if len(self._caches) == 1:
       return parts[0]
     common = self._common_of_transformed()
@@ -127,7 +127,7 @@ class TaskExamples:
     which = Records(where.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
     lengths = self._plan.feature_lengths
     made = {
-      name: _sequences(feature) if name in lengths else feature
+      name: as_sequences(feature) if name in lengths else feature
       for name, feature in transform(batch, which).items()
     }
     rows = {name: len(feature) for name, feature in made.items() if len(feature) != len(records)}
@@ -214,20 +214,6 @@ def _described(batch: Batch) -> dict[str, Feature]:
     shape = (None, *values.shape[1:]) if isinstance(feature, Ragged) else values.shape[1:]
     described[name] = Feature(dtype=dtype, shape=shape)
   return described
-
-
-def _sequences(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
-  """Rows of sequences that were filled to one length are cut and filled like any others."""
-  if isinstance(feature, Ragged) or feature.ndim < 2:
-    return feature
-  rows, length, *inner = feature.shape
-  return Ragged(feature.reshape(rows * length, *inner), np.full(rows, length, np.int64))
-
-
-def _no_rows(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
-  if isinstance(feature, Ragged):
-    return Ragged(feature.values[:0], feature.lengths[:0])
-  return feature[:0]
 
 
 def _joined(

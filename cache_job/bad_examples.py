@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -10,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from anystep.cache_job.example_checks import Problem
+from anystep.cache_job.example_checks import TOO_LARGE, Problem
 from anystep.errors import AnystepError, ExitCode
 
 _SHOWN_BYTES = 1000
 _SHOWN_VALUES = 100
-# What TensorFlow puts around a failure's own words: where in its graph it was, which another graph is not.
+# What TensorFlow puts around a failure's own words: where it was, which among other features is elsewhere.
 _GRAPH_PLACES = re.compile(
   r"\{\{\S* ?[^}]*\}\}|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+  r"| at component \d+"
 )
 _AFTER_WORDS = ("\n\t [[", "\n\nDetected at node", " [Op:", "\nTraceback (most recent call last)")
 # Where a problem comes from is looked for among so many of the source's examples first: most come early.
@@ -75,7 +77,8 @@ class BadExamples:
         problem.kind,
         **where,
         preprocessor=step or "unknown",
-        **({"feature": problem.feature, "expected": problem.expected} if problem.feature else {}),
+        **({"feature": problem.feature} if problem.feature else {}),
+        **({"expected": problem.expected} if problem.expected else {}),
         got=problem.got,
         **({"bad_examples": len(self.entries)} if self._limit else {}),
         fix="mend the source or the preprocessor and run the same command again, or leave so many examples"
@@ -122,7 +125,7 @@ def step_finder(
 
   @functools.cache
   def found(num_steps: int, num_examples: int | None) -> set[Problem]:
-    occurring = problems_after(num_steps, num_examples)
+    occurring = map(_recognizable, problems_after(num_steps, num_examples))
     if num_steps == len(step_names):
       return set(itertools.islice(occurring, limit + 1))
     # Fewer steps may leave any number of others, which later ones mend.
@@ -135,6 +138,7 @@ def step_finder(
     return occurred
 
   def find(problem: Problem) -> str | None:
+    problem = _recognizable(problem)
     for num_examples in _SEARCHED_EXAMPLES:
       if problem in found(len(step_names), num_examples):
         steps = enumerate([SOURCE, *step_names])
@@ -142,6 +146,11 @@ def step_finder(
     return None
 
   return find
+
+
+def _recognizable(problem: Problem) -> Problem:
+  """A problem without what later preprocessors change of it."""
+  return dataclasses.replace(problem, got="") if problem.kind == TOO_LARGE else problem
 
 
 def _as_json(value: Any) -> Any:

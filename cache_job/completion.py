@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,6 +14,7 @@ from etils import epath
 
 from anystep import containers, names, storage
 from anystep.cache_job.final_shards import find_shard
+from anystep.cache_job.job_lock import LOCK, locked
 from anystep.cache_job.seqio_caches import check_count
 from anystep.cache_job.sorted_spills import all_spills
 from anystep.cache_job.split_job import SplitJob, file_of, read_plan, source_ranges
@@ -70,6 +72,7 @@ def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
     storage.put(directory / names.COMPLETED, "".join(lines).encode())
   else:
     (directory / names.COMPLETED).unlink(missing_ok=True)
+    storage.sync(directory)
 
 
 def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
@@ -92,6 +95,16 @@ def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:
       path.rmtree()
   if building.exists() and not any(building.iterdir()):
     building.rmdir()
+
+
+def remove_left_overs(work: TaskWork) -> None:
+  """Removes what a job left of a complete cache that was killed while it tidied up.
+
+  Where another job is at it, they are that one's; what cannot be removed does no harm.
+  """
+  if any((work.directory / name).exists() for name in (BUILDING, LOCK)):
+    with contextlib.suppress(AnystepError, OSError), locked(work.directory):
+      _remove_buildings(work.directory, work.kept)
 
 
 def describe(task: seqio.Task, job: SplitJob) -> Manifest:

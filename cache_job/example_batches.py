@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,7 @@ from anystep.cache_job.spill_files import SpilledRecords
 from anystep.cache_job.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError, ExitCode
 from anystep.example_writing import serialize_examples
-from anystep.examples import Batch, Ragged
-from anystep.python_transforms import selected
+from anystep.examples import Batch, Ragged, selected
 from anystep.tasks.fingerprint import cached_preprocessors
 
 # A batch costs some 0.2 ms of Python, whatever it holds.
@@ -72,39 +73,14 @@ class ExampleBatches:
     Raises:
       AnystepError: as `BadExamples.add`.
     """
-    from tensorflow.errors import OpError
-
-    done, size = 0, _BATCH_EXAMPLES if self.features else 1
-    while size > 1:
-      try:
-        for tensors in self._from(done).ragged_batch(size).prefetch(2):
-          batch = _from_tensors(tensors)
-          if features_of(batch) != self.features:
-            # A preprocessor set shapes that its examples do not have: which do shows one by one.
-            size = 1
-            break
-          yield self._without_bad(batch, done)
-          done += _num_rows(batch)
-          if _num_bytes(batch) > _BATCH_BYTES:
-            size = max(size * _BATCH_BYTES // _num_bytes(batch), 1)
-            break
-        else:
-          return
-      except OpError:
-        # Which one it is shows where they come one by one.
-        size = 1
-    yield from self._one_by_one(done)
-
-  def _one_by_one(self, done: int) -> Iterator[tuple[Batch, SpilledRecords]]:
-    for place, example in enumerate(_examples(self._from(done)), done):
-      if isinstance(example, Problem):
-        self.bad.add(example, place=place, example=None)
+    for place, batch in _batches(self._dataset):
+      if isinstance(batch, Problem):
+        self.bad.add(batch, place=place, example=None)
         continue
-      batch = _batch_of(example)
       self.features = self.features or features_of(batch)
       wrong = form_problems(features_of(batch), self.features)
       if wrong:
-        self.bad.add(wrong[0], place=place, example=example)
+        self.bad.add(wrong[0], place=place, example=row_of(batch, 0))
       else:
         yield self._without_bad(batch, place)
 
@@ -113,9 +89,9 @@ class ExampleBatches:
     wrong, records = self._problems(batch)
     if wrong:
       kept = np.ones(len(records), bool)
-      for row, problem in wrong.items():
+      for row in sorted(wrong):
         kept[row] = False
-        self.bad.add(problem, place=first_place + row, example=row_of(batch, row))
+        self.bad.add(wrong[row], place=first_place + row, example=row_of(batch, row))
       batch = {name: selected(feature, kept) for name, feature in batch.items()}
       records = _records(batch)
     return batch, records
@@ -128,14 +104,13 @@ class ExampleBatches:
       wrong.setdefault(row, size_problem(int(records.sizes[row])))
     return wrong, records
 
-  def _from(self, place: int) -> Any:
-    dataset = preprocessed_dataset(self._task, self._job, self._source)
-    return dataset.skip(place) if place else dataset
+  def _dataset(self) -> Any:
+    return preprocessed_dataset(self._task, self._job, self._source)
 
   def _buildable(self) -> Any:
     """The dataset; where none can be built, whose fault that is."""
     try:
-      return self._from(0)
+      return self._dataset()
     except AnystepError:
       raise
     except Exception as error:
@@ -166,41 +141,82 @@ class ExampleBatches:
     if num_examples is not None:
       stop = source.start + num_examples
       source = dataclasses.replace(source, stop=stop if source.stop is None else min(stop, source.stop))
-    dataset = preprocessed_dataset(self._task, self._job, source, num_steps=num_steps)
-    for example in _examples(dataset, of=self.features):
-      if isinstance(example, Problem):
-        yield example
+
+    def build() -> Any:
+      return preprocessed_dataset(self._task, self._job, source, num_steps=num_steps)
+
+    for _, batch in _batches(build, of=self.features):
+      if isinstance(batch, Problem):
+        yield batch
         raised += 1
         # A source that cannot be read may raise for ever.
         if raised > self._job.max_bad_examples:
           return
       else:
-        batch = _batch_of(example)
         yield from self._problems(batch)[0].values() if batch else ()
         yield from form_problems(features_of(batch), self.features or {})
 
 
-def _examples(dataset: Any, *, of: Mapping[str, Any] | None = None) -> Iterator[Any]:
-  """A dataset's elements as numpy, or in the place of one that raises, the problem.
+def _batches(
+  build: Callable[[], Any], *, of: Mapping[str, Any] | None = None
+) -> Iterator[tuple[int, Batch | Problem]]:
+  """A dataset's examples in batches, or in the place of an example that raises, the problem.
+
+  Examples of one batch have one form: where their forms differ, batches are of one.
 
   Args:
-    dataset: the dataset.
+    build: makes the dataset, the same one at each call.
     of: the features that are looked at; None for all.
+
+  Yields:
+    How many examples came before, and the batch.
   """
   from tensorflow.errors import OpError
 
-  # What preprocessors hand each other may be in forms that no record holds.
-  names = [name for name in held_features(dataset.element_spec) if of is None or name in of]
-  elements = iter(dataset)
+  from anystep.tasks.tensors import from_tensors
+
+  done, size = 0, _BATCH_EXAMPLES
   while True:
+    dataset = build()
+    spec = dataset.element_spec
+    # What preprocessors hand each other may be in forms that no record holds.
+    names = [name for name in held_features(spec) if of is None or name in of]
+    features = static_features({name: spec[name] for name in names}, "") if names else None
+    if features is None or size == 1:
+      break
+    if len(names) < len(spec):
+      dataset = dataset.map(functools.partial(_features_named, names=names))
+    try:
+      for tensors in dataset.skip(done).ragged_batch(size).prefetch(2):
+        batch = from_tensors(tensors)
+        if features_of(batch) != features:
+          # A preprocessor set shapes that its examples do not have: which do, shows one by one.
+          size = 1
+          break
+        yield done, batch
+        done += _num_rows(batch)
+        if _num_bytes(batch) > _BATCH_BYTES:
+          size = max(size * _BATCH_BYTES // _num_bytes(batch), 1)
+          break
+      else:
+        return
+    except OpError:
+      # Which one it is, shows one by one.
+      size = 1
+  elements = iter(dataset.skip(done))
+  for place in itertools.count(done):
     try:
       element = next(elements)
     except StopIteration:
       return
     except OpError as error:
-      yield raised_problem(error)
+      yield place, raised_problem(error)
     else:
-      yield {name: _value(element[name]) for name in names}
+      yield place, _batch_of({name: _value(element[name]) for name in names})
+
+
+def _features_named(example: Mapping[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
+  return {name: example[name] for name in names}
 
 
 def _value(tensor: Any) -> Any:
@@ -255,9 +271,3 @@ def _records(batch: Batch) -> SpilledRecords:
     np.diff(ends, prepend=0).astype(np.uint32),
     np.array(lengths, np.uint32).reshape(len(lengths), len(ends)).T,
   )
-
-
-def _from_tensors(tensors: Mapping[str, Any]) -> Batch:
-  from anystep.tasks.tensors import from_tensors
-
-  return from_tensors(tensors)

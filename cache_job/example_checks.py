@@ -13,6 +13,7 @@ from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
 
 MAX_RECORD_BYTES = 64 << 20
+TOO_LARGE = "record_too_large"
 # What SeqIO's reader can parse of a cache.
 STOCK_DTYPES = ("bool", "float32", "int32", "int64", "string")
 
@@ -49,7 +50,7 @@ def static_features(element_spec: Any, task: str) -> dict[str, Feature] | None:
   Raises:
     AnystepError: 78 `feature_form` for what records cannot hold.
   """
-  if not isinstance(element_spec, dict) or not element_spec:
+  if not isinstance(element_spec, dict):
     raise _wrong_form(task, "", "a dictionary of features", element_spec)
   held = held_features(element_spec)
   features: dict[str, Feature | None] = {}
@@ -70,7 +71,9 @@ def held_features(element_spec: Any) -> list[str]:
     is_ragged = isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1
     return (is_ragged or isinstance(spec, tf.TensorSpec)) and spec.dtype.name in _DTYPES
 
-  return [name for name, spec in element_spec.items() if is_held(spec)] if isinstance(element_spec, dict) else []
+  if not isinstance(element_spec, dict):
+    return []
+  return [name for name, spec in element_spec.items() if is_held(spec)]
 
 
 def known_features(element_spec: Any, task: str) -> dict[str, Feature]:
@@ -148,13 +151,13 @@ def problems(batch: Batch, *, texts: Sequence[str]) -> dict[int, Problem]:
   for name, feature in batch.items():
     for row, problem in _feature_problems(name, feature, is_text=name in texts):
       found.setdefault(row, problem)
-  return dict(sorted(found.items()))
+  return found
 
 
 def size_problem(record_bytes: int) -> Problem:
   """What is wrong with a record that is too large."""
   return Problem(
-    kind="record_too_large",
+    kind=TOO_LARGE,
     feature="",
     expected=f"at most {MAX_RECORD_BYTES:,} bytes",
     got=f"{record_bytes:,} bytes",
@@ -191,7 +194,7 @@ def _feature_problems(name: str, feature: Any, *, is_text: bool) -> Iterator[tup
     return
   wrong = wrong.any(axis=tuple(range(1, wrong.ndim)))
   for place in np.flatnonzero(wrong).tolist():
-    got = repr(values[place])[:_SHOWN_CHARACTERS]
+    got = repr(values[place : place + 1].tolist()[0])[:_SHOWN_CHARACTERS]
     yield _row_of(feature, place), Problem(kind=kind, feature=name, expected=expected, got=got)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 from collections.abc import Iterator
 
 from etils import epath
@@ -32,14 +33,47 @@ def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
     yield
   except Exception as error:
     is_foreseen = isinstance(error, AnystepError)
-    failure = error if is_foreseen else _foreseen(error)
-    failure.fields = {"task": job.task, "split": job.split, **where, **failure.fields}
+    failure = failure_of(error, job, **where)
     # On a full disk there is no room for this either.
     with contextlib.suppress(OSError):
       storage.put(failure_path(job), _failure_json(failure).encode())
     if is_foreseen:
       raise
     raise failure from error
+
+
+def failure_of(error: Exception, job: SplitJob, **where: object) -> AnystepError:
+  """The foreseen failure that something raised stands for, with the split that it is of."""
+  failure = error if isinstance(error, AnystepError) else _foreseen(error)
+  failure.fields = {"task": job.task, "split": job.split, **where, **failure.fields}
+  return failure
+
+
+@contextlib.contextmanager
+def disks_told_once() -> Iterator[None]:
+  """Keeps Beam from logging tracebacks of what a disk failed of in a worker, for the parent tells it."""
+  logger = logging.getLogger("apache_beam.runners.common")
+
+  def is_news(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, AnystepError) and error.code == ExitCode.IO)
+
+  logger.addFilter(is_news)
+  try:
+    yield
+  finally:
+    logger.removeFilter(is_news)
+
+
+@contextlib.contextmanager
+def full_disks_reported() -> Iterator[None]:
+  """Makes an `AnystepError` of a full disk that the parent meets; its other failures are any program's."""
+  try:
+    yield
+  except OSError as error:
+    if _is_full(error):
+      raise _foreseen(error) from error
+    raise
 
 
 def read_failure(job: SplitJob) -> AnystepError | None:
@@ -49,7 +83,7 @@ def read_failure(job: SplitJob) -> AnystepError | None:
   except FileNotFoundError:
     return None
   code = ExitCode(document["code"])
-  return AnystepError(code, document["kind"], fix=document["fix"], **document["fields"])
+  return AnystepError(code, document["kind"], fix=document["fix"], **dict(document["fields"]))
 
 
 def one_line(error: BaseException) -> str:
@@ -58,16 +92,20 @@ def one_line(error: BaseException) -> str:
 
 
 def _failure_json(failure: AnystepError) -> str:
-  fields = {name: str(value) for name, value in failure.fields.items()}
+  # In pairs, for they are printed in this order.
+  fields = [(name, str(value)) for name, value in failure.fields.items()]
   return canonical_json(
     {"code": int(failure.code), "kind": failure.kind, "fix": failure.fix, "fields": fields}
   )
 
 
+def _is_full(error: OSError) -> bool:
+  return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _foreseen(error: Exception) -> AnystepError:
   if isinstance(error, OSError):
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    kind, fix = ("disk_full", "make room") if full else ("io_failed", "see to the disk or store")
+    kind, fix = ("disk_full", "make room") if _is_full(error) else ("io_failed", "see to the disk or store")
     return AnystepError(ExitCode.IO, kind, got=one_line(error), fix=f"{fix}, and {_AGAIN}")
   return AnystepError(
     ExitCode.DATA,

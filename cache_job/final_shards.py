@@ -66,11 +66,15 @@ def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
   path = _attempt(job, names.records_name(split, job.container, shard, num_shards))
   try:
     offsets = containers.write_shard(job.container, path, records, options=options)
+    storage.sync(path)
   except RuntimeError as error:
+    path.unlink(missing_ok=True)
     # ArrayRecord's writer tells in words alone what failed.
     full = "No space left" in str(error) or "quota" in str(error)
     raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
-  storage.sync(path)
+  except OSError:
+    path.unlink(missing_ok=True)
+    raise
   made = {
     "records": _described(path, names.records_name(split, job.container, shard, num_shards), len(records)),
     "lengths": _write_array(job, names.lengths_name(split, shard, num_shards), lengths),
@@ -87,8 +91,7 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
   indices = shard + plan.num_shards * np.arange(size)
   ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
-  starts = np.concatenate([[0], np.cumsum(plan.examples)])
-  ends = starts[[last + 1 for _, last in plan.groups]]
+  ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
   group_of = np.searchsorted(ends, ordinals, side="right")
   records: list[bytes] = [b""] * size
   lengths = np.zeros((size, plan.num_features), np.uint32)
@@ -102,9 +105,8 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
       num_features=plan.num_features,
     )
     lengths[rows] = found.lengths
-    content, stops = found.data.tobytes(), np.cumsum(found.sizes, dtype=np.int64)
-    for row, start, stop in zip(rows.tolist(), (stops - found.sizes).tolist(), stops.tolist(), strict=True):
-      records[row] = content[start:stop]
+    for row, record in zip(rows.tolist(), found.records(), strict=True):
+      records[row] = record
   return records, lengths
 
 

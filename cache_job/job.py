@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 
 from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
-from anystep.cache_job.completion import complete, describe
-from anystep.cache_job.failures import failure_path, read_failure
+from anystep.cache_job.completion import complete, describe, remove_left_overs
+from anystep.cache_job.failures import disks_told_once, failure_path, read_failure
 from anystep.cache_job.final_shards import write_shard
 from anystep.cache_job.index_only import index_split
 from anystep.cache_job.job_lock import locked
@@ -46,6 +46,8 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
         locks.enter_context(locked(work.directory))
         # Another job may have ended between the first look and the lock.
         works[place] = task_work(work.task, options)
+      elif work.kept:
+        remove_left_overs(work)
     jobs = [job for work in works for job in work.jobs]
     if jobs and not options.index_only:
       prepare_directories(works, options)
@@ -115,7 +117,7 @@ def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
     failure_path(job).unlink(missing_ok=True)
   try:
-    with Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
+    with disks_told_once(), Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
       for job in jobs:
         add_split(pipeline, job)
   except Exception as error:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from anystep.cache_job.beam_options import split_arguments
+from anystep.cache_job.failures import full_disks_reported
 from anystep.cache_job.options import CacheOptions, exclusive
 from anystep.cache_job.selection import select_tasks
 from anystep.command_line import parse_flags, run_program
@@ -180,12 +181,13 @@ def main(argv: Sequence[str]) -> int:
   values = define_flags()
   own, beams = split_arguments(argv, values)
   parse_flags(values, own, program="anystep-cache", text=__doc__)
-  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
 
-  start_tensorflow()
-  with quiet_stderr():
-    from anystep.cache_job.job import cache_tasks, job_graph
-    from anystep.cache_job.task_work import plan_work
+  with imports_without_collections():
+    start_tensorflow()
+    with quiet_stderr():
+      from anystep.cache_job.job import cache_tasks, job_graph
+      from anystep.cache_job.task_work import plan_work
   from anystep.tasks.modules import import_modules
 
   options = _options(values, beams)
@@ -199,7 +201,9 @@ def main(argv: Sequence[str]) -> int:
       lines += job_graph(works, options)
     print(*lines, sep="\n")
     return 0
-  for work in cache_tasks(selected, options):
+  with full_disks_reported():
+    works = cache_tasks(selected, options)
+  for work in works:
     print(*work.outcome(), sep="\n")
   return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 
 from anystep import containers
@@ -80,6 +81,15 @@ class CacheOptions:
           raise exclusive("from_seqio_cache", name, "no preprocessor runs")
       if self.cache_at == "end":
         raise exclusive("from_seqio_cache", "cache_at=end", "SeqIO's caches stand at the placeholder")
+      if os.path.realpath(self.seqio_cache_dir) == os.path.realpath(self.cache_dir):
+        # Files have the same names, so the end of the job would remove its source.
+        raise AnystepError(
+          ExitCode.USAGE,
+          "options_exclusive",
+          expected="another --output_cache_dir than --from_seqio_cache",
+          got=self.cache_dir,
+          fix="write to another directory",
+        )
 
 
 # What a job that writes nothing of its own cannot honour: attributes, and the flags that set them.

@@ -10,13 +10,14 @@ import seqio
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.names import info_name, stats_name
 
 
 def cached_shards(directory: epath.PathLike, split: str) -> list[str]:
-  """The names of a split's files in a cache that `seqio_cache_tasks` wrote.
+  """The names of a split's files in a cache that `seqio_cache_tasks` wrote, one listing.
 
   Raises:
-    AnystepError: 66 `seqio_cache_missing`; 65 `seqio_cache_incomplete`.
+    AnystepError: 66 `seqio_cache_missing`; 66 `split_empty`; 65 `seqio_cache_incomplete`.
   """
   path = epath.Path(directory)
   if not (path / "COMPLETED").exists():
@@ -27,14 +28,28 @@ def cached_shards(directory: epath.PathLike, split: str) -> list[str]:
       expected="a complete cache by seqio_cache_tasks",
       fix="give --from_seqio_cache what seqio_cache_tasks had as --output_cache_dir",
     )
-  pattern = re.compile(rf"{re.escape(split)}\.tfrecord-\d+-of-\d+\Z")
-  shards = sorted(entry.name for entry in path.iterdir() if pattern.match(entry.name))
-  info = json.loads(epath.Path(seqio.utils.get_cached_info_path(str(path), split)).read_bytes())
-  num_shards = info["num_shards"]
+  info = _document(path, info_name(split))
+  # SeqIO describes a split by one of its examples.
+  if not info:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "split_empty",
+      path=path / info_name(split),
+      split=split,
+      expected="at least one example",
+      got="none in SeqIO's cache",
+      fix="leave the split out with --splits",
+    )
+  num_shards = info.get("num_shards")
+  if not isinstance(num_shards, int) or "features" not in info:
+    raise _incomplete(path, f"num_shards and features in {info_name(split)}", f"{', '.join(info)} alone")
   expected = [f"{split}.tfrecord-{k:05d}-of-{num_shards:05d}" for k in range(num_shards)]
-  if shards != expected:
-    raise _incomplete(path, f"{num_shards} files, numbered of {num_shards}", f"{len(shards)} files")
-  return shards
+  pattern = re.compile(rf"{re.escape(split)}\.tfrecord-\d+-of-\d+\Z")
+  shards = {entry.name for entry in path.iterdir() if pattern.match(entry.name)}
+  for wrong, what in ((set(expected) - shards, "is missing"), (shards - set(expected), "is no file of it")):
+    if wrong:
+      raise _incomplete(path, f"{num_shards} files of {split}", f"{len(shards)}, and {min(wrong)} {what}")
+  return expected
 
 
 def read_cached_shard(directory: epath.PathLike, split: str, shard: int) -> Any:
@@ -45,15 +60,41 @@ def read_cached_shard(directory: epath.PathLike, split: str, shard: int) -> Any:
   return source.get_dataset(split=split, shuffle=False, shard_info=shard_info)
 
 
-def check_count(directory: epath.PathLike, split: str, num_examples: int) -> None:
-  """Compares with the number of examples that SeqIO noted when it wrote them.
+def noted_examples(directory: epath.PathLike, split: str) -> int:
+  """The number of examples that SeqIO noted when it wrote them.
 
   Raises:
     AnystepError: 65 `seqio_cache_incomplete`.
   """
-  stats = json.loads(epath.Path(seqio.utils.get_cached_stats_path(str(directory), split)).read_bytes())
-  if stats["examples"] != num_examples:
-    raise _incomplete(directory, f"{stats['examples']} examples", f"{num_examples} examples")
+  name = stats_name(split)
+  examples = _document(directory, name).get("examples")
+  if not isinstance(examples, int):
+    raise _incomplete(directory, f"a number of examples in {name}", str(examples))
+  return examples
+
+
+def check_count(directory: epath.PathLike, split: str, num_examples: int) -> None:
+  """Compares with the number of examples that SeqIO noted.
+
+  Raises:
+    AnystepError: 65 `seqio_cache_incomplete`.
+  """
+  noted = noted_examples(directory, split)
+  if noted != num_examples:
+    raise _incomplete(directory, f"{noted} examples of {split}", f"{num_examples} examples")
+
+
+def _document(directory: epath.PathLike, name: str) -> dict[str, Any]:
+  """One of the two JSON files that SeqIO writes beside a split."""
+  try:
+    document = json.loads((epath.Path(directory) / name).read_bytes())
+  except FileNotFoundError as error:
+    raise _incomplete(directory, name, "no such file") from error
+  except ValueError as error:
+    raise _incomplete(directory, f"JSON in {name}", str(error)) from error
+  if not isinstance(document, dict):
+    raise _incomplete(directory, f"a JSON object in {name}", type(document).__name__)
+  return document
 
 
 def _incomplete(directory: epath.PathLike, expected: str, got: str) -> AnystepError:

@@ -8,13 +8,20 @@ import numpy as np
 
 from anystep import storage
 from anystep.cache_job.failures import reported_failures
-from anystep.cache_job.spill import Spill, find_spill, read_spill, sequence_names
-from anystep.cache_job.spill_files import SortedWriter, SpilledRecords
+from anystep.cache_job.spill import Spill, find_spill, sequence_names
+from anystep.cache_job.spill_files import (
+  FILE_BYTES,
+  SortedWriter,
+  SpilledRecords,
+  SpillFile,
+  read_spill_file,
+)
 from anystep.cache_job.split_job import (
   FinalPlan,
   SplitJob,
   file_of,
   find_marker,
+  is_whole,
   put_marker,
   read_plan,
   source_ranges,
@@ -23,9 +30,6 @@ from anystep.cache_job.split_job import (
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import default_num_shards
 from anystep.permutation import Permutation
-
-# Spills are sorted together up to so many bytes of records, so that small ones do not make small files.
-_GROUP_BYTES = 1 << 27
 
 
 def plan_final(job: SplitJob) -> FinalPlan:
@@ -45,7 +49,7 @@ def plan_final(job: SplitJob) -> FinalPlan:
       num_shards=num_shards,
       num_features=max(len(sequence_names(spill.features)) for spill in spills),
       examples=[spill.examples for spill in spills],
-      groups=_groups([spill.raw_bytes for spill in spills]),
+      groups=_groups([file for spill in spills for file in spill.files]),
     )
     write_plan(job, plan)
     return plan
@@ -86,8 +90,7 @@ def find_sorted(job: SplitJob, group: int) -> str | None:
   document = find_marker(job, "sorted", group)
   if document is None:
     return None
-  path = file_of(job, document["file"])
-  return document["file"] if path.exists() and path.stat().length == document["bytes"] else None
+  return document["file"] if is_whole(job, document["file"], document["bytes"]) else None
 
 
 def sort_group(job: SplitJob, group: int) -> None:
@@ -96,15 +99,14 @@ def sort_group(job: SplitJob, group: int) -> None:
     if find_sorted(job, group) is not None:
       return
     plan = read_plan(job)
-    first, last = plan.groups[group]
-    records = _joined([_read(job, number) for number in range(first, last + 1)])
-    start = sum(plan.examples[:first])
+    records = _joined(
+      [read_spill_file(job.directory, file, num_features=plan.num_features) for file in plan.groups[group]]
+    )
+    start = sum(file.records for before in plan.groups[:group] for file in before)
     ordinals = np.arange(start, start + len(records))
-    shards, order = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if len(records):
-      indices = Permutation(sum(plan.examples), "preshuffle", job.task, job.split, job.seed)(ordinals)
-      shards = indices % plan.num_shards
-      order = np.lexsort((indices, shards))
+    indices = Permutation(sum(plan.examples), "preshuffle", job.task, job.split, job.seed)(ordinals)
+    shards = indices % plan.num_shards
+    order = np.lexsort((indices, shards))
     stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()
     path = storage.attempt_path(file_of(job, f"sorted-{group:05d}"))
     with storage.new_file(path) as file:
@@ -116,16 +118,7 @@ def sort_group(job: SplitJob, group: int) -> None:
     put_marker(job, "sorted", group, {"file": path.name, "bytes": size})
 
 
-def _read(job: SplitJob, number: int) -> SpilledRecords:
-  spill = find_spill(job, number)
-  if spill is None:
-    raise FileNotFoundError(f"spill {number} is gone")
-  return read_spill(job, spill)
-
-
 def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
-  # A spill without examples may not know how many features there are.
-  parts = [part for part in parts if len(part)] or list(parts[:1])
   if len(parts) == 1:
     return parts[0]
   return SpilledRecords(
@@ -135,16 +128,14 @@ def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
   )
 
 
-def _groups(raw_bytes: Sequence[int]) -> list[tuple[int, int]]:
-  groups: list[tuple[int, int]] = []
-  held = 0
-  for number, size in enumerate(raw_bytes):
-    if groups and held + size <= _GROUP_BYTES:
-      groups[-1] = (groups[-1][0], number)
-      held += size
+def _groups(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
+  """Files in order, as many together as one may be large, so that small ones do not make small files."""
+  groups: list[list[SpillFile]] = []
+  for file in files:
+    if groups and sum(other.raw_bytes for other in groups[-1]) + file.raw_bytes <= FILE_BYTES:
+      groups[-1].append(file)
     else:
-      groups.append((number, number))
-      held = size
+      groups.append([file])
   return groups
 
 

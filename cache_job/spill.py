@@ -7,6 +7,7 @@ is, the spill is whole, and a job that starts again takes it as it is.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,16 +15,22 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from anystep import storage
 from anystep.cache_job.example_batches import ExampleBatches
 from anystep.cache_job.example_checks import check_output_features
 from anystep.cache_job.example_datasets import count_examples, registered_task
 from anystep.cache_job.failures import reported_failures
-from anystep.cache_job.spill_files import SpilledRecords, SpillWriter, read_spill_file
-from anystep.cache_job.split_job import SourceRange, SplitJob, file_of, find_marker, put_marker
+from anystep.cache_job.spill_files import SpillFile, SpillWriter, read_spill_file
+from anystep.cache_job.split_job import (
+  SourceRange,
+  SplitJob,
+  file_of,
+  find_marker,
+  is_whole,
+  put_marker,
+)
 from anystep.cache_job.split_stats import SplitStats
 from anystep.errors import AnystepError, ExitCode
-from anystep.examples import parse_example
+from anystep.examples import Ragged, parse_example, serialize_example
 from anystep.manifest import Feature
 from anystep.permutation import round_keys
 from anystep.tasks.fingerprint import cached_preprocessors
@@ -37,23 +44,19 @@ class Spill:
 
   Attributes:
     examples: how many came of the source range.
-    raw_bytes: of their records.
     features: what they hold; None where there was none to tell.
     stats: as `SplitStats.document` gives them.
     bad: the examples that were left out, as `BadExamples` lists them.
     checked: whether a second run of the preprocessors gave the same.
-    file: its name. bytes: its size. frame_bytes: of which records are the first.
+    files: its files, in order; none where there is no example.
   """
 
   examples: int
-  raw_bytes: int
   features: Mapping[str, Feature] | None
   stats: Mapping[str, Any]
   bad: list[dict[str, Any]]
   checked: bool
-  file: str
-  bytes: int
-  frame_bytes: int
+  files: list[SpillFile]
 
 
 def count_source(job: SplitJob, shard: int) -> None:
@@ -71,9 +74,9 @@ def find_spill(job: SplitJob, number: int) -> Spill | None:
   features = document["features"]
   if features is not None:
     features = {name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in features.items()}
-  spill = Spill(**{**document, "features": features})
-  path = file_of(job, spill.file)
-  return spill if path.exists() and path.stat().length == spill.bytes else None
+  files = [SpillFile(**file) for file in document["files"]]
+  spill = Spill(**{**document, "features": features, "files": files})
+  return spill if all(is_whole(job, file.name, file.bytes) for file in files) else None
 
 
 def write_spill(job: SplitJob, source: SourceRange) -> Spill:
@@ -91,16 +94,6 @@ def write_spill(job: SplitJob, source: SourceRange) -> Spill:
     return spill
 
 
-def read_spill(job: SplitJob, spill: Spill) -> SpilledRecords:
-  """A spill's records."""
-  return read_spill_file(
-    file_of(job, spill.file),
-    num_records=spill.examples,
-    num_features=len(sequence_names(spill.features)),
-    frame_bytes=spill.frame_bytes,
-  )
-
-
 def sequence_names(features: Mapping[str, Feature] | None) -> list[str]:
   """The columns of lengths tables."""
   return sorted(name for name, feature in (features or {}).items() if feature.sequence)
@@ -115,39 +108,35 @@ def _write_spill(job: SplitJob, source: SourceRange) -> Spill:
   task = registered_task(job)
   batches = ExampleBatches(task, job, source)
   stats = SplitStats(task.output_features, char_counts=job.char_counts)
-  path = storage.attempt_path(file_of(job, f"spill-{source.number:05d}"))
   heartbeat = _Heartbeat(job, source)
-  writer = None
+  writer = SpillWriter(file_of(job, f"spill-{source.number:05d}"))
   try:
-    with storage.new_file(path) as file:
-      for batch, records in batches:
-        if writer is None:
-          _check_end(task, job, batches)
-          writer = SpillWriter(file, num_features=len(sequence_names(batches.features)))
-        stats.add(batch)
-        writer.add(records)
-        heartbeat.beat(stats.counts["examples"])
-      writer = writer or SpillWriter(file, num_features=len(sequence_names(batches.features)))
-      frame_bytes = writer.close()
-      size = file.tell()
+    for batch, records in batches:
+      if not writer.files:
+        check_end(task, job, batches)
+      stats.add(batch)
+      writer.add(records)
+      heartbeat.beat(stats.counts["examples"])
+    writer.finish()
   except BaseException:
-    path.unlink(missing_ok=True)
+    writer.remove()
     raise
   return Spill(
     examples=stats.counts["examples"],
-    raw_bytes=writer.raw_bytes,
     features=batches.features,
     stats=stats.document(),
     bad=batches.bad.entries,
     checked=False,
-    file=path.name,
-    bytes=size,
-    frame_bytes=frame_bytes,
+    files=writer.files,
   )
 
 
-def _check_end(task: Any, job: SplitJob, batches: ExampleBatches) -> None:
-  """Where the cache is the task's last word, it must be what the task says."""
+def check_end(task: Any, job: SplitJob, batches: ExampleBatches) -> None:
+  """Where the cache is the task's last word, it must be what the task says.
+
+  Raises:
+    AnystepError: 78 `output_feature`.
+  """
   nothing_follows = len(cached_preprocessors(task, "end")) == len(cached_preprocessors(task, job.cache_at))
   if nothing_follows and batches.features is not None:
     check_output_features(task, batches.features)
@@ -167,30 +156,42 @@ def _check_again(job: SplitJob, source: SourceRange, spill: Spill) -> None:
   Raises:
     AnystepError: 65 `preprocessors_differ`.
   """
-  expected = read_spill(job, spill)
-  begins = np.concatenate([[0], np.cumsum(expected.sizes, dtype=np.int64)])
-  place = 0
-  for _, found in ExampleBatches(registered_task(job), job, source):
-    part = expected.data[begins[place] : begins[min(place + len(found), len(expected))]]
-    if not np.array_equal(part, found.data):
-      raise _difference(expected, found, place, spill.features or {})
-    place += len(found)
-  if place != len(expected):
-    raise _differ(place, expected=f"{len(expected)} examples", got=f"{place} examples", features="")
-
-
-def _difference(
-  expected: SpilledRecords, found: SpilledRecords, place: int, features: Mapping[str, Feature]
-) -> AnystepError:
-  """The error of the first record that differs; `found` are those from a place on."""
-  for first, second in zip(_slices(expected, place), _slices(found, 0), strict=False):
+  expected, found = _spilled(job, spill), _preprocessed(job, source)
+  for place, (first, second) in enumerate(itertools.zip_longest(expected, found)):
     if first != second:
-      examples = [parse_example(record, features) for record in (first, second)]
-      names = [name for name in features if repr(examples[0][name]) != repr(examples[1][name])]
-      shown = [str({name: example[name] for name in names})[:300] for example in examples]
-      return _differ(place, expected=shown[0], got=shown[1], features=",".join(names))
-    place += 1
-  return _differ(place, expected=f"{len(expected)} examples", got="more", features="")
+      if first is None or second is None:
+        more = f"more than {place} examples"
+        shown = [f"{place} examples" if record is None else more for record in (first, second)]
+        raise _differ(place, expected=shown[0], got=shown[1], features="")
+      examples = [parse_example(record, spill.features or {}) for record in (first, second)]
+      names = [name for name in examples[0] if _bytes_of(examples[0], name) != _bytes_of(examples[1], name)]
+      shown = _shown_difference(*(example[names[0]] for example in examples))
+      raise _differ(place, expected=shown[0], got=shown[1], features=",".join(names))
+
+
+def _spilled(job: SplitJob, spill: Spill) -> Iterator[bytes]:
+  for file in spill.files:
+    records = read_spill_file(job.directory, file, num_features=len(sequence_names(spill.features)))
+    yield from records.records()
+
+
+def _preprocessed(job: SplitJob, source: SourceRange) -> Iterator[bytes]:
+  for _, records in ExampleBatches(registered_task(job), job, source):
+    yield from records.records()
+
+
+def _shown_difference(first: Any, second: Any) -> list[str]:
+  """Two values of a feature, from where they differ, which may be far from where they begin."""
+  while isinstance(first, Ragged) and isinstance(second, Ragged):
+    first, second = first.values, second.values
+  values = [np.ravel(value).tolist() for value in (first, second)]
+  pairs = zip(*values, strict=False)
+  start = next((k for k, (one, other) in enumerate(pairs) if repr(one) != repr(other)), min(map(len, values)))
+  return [f"{str(own[start : start + 8])[:300]} at {start} of {len(own)}" for own in values]
+
+
+def _bytes_of(example: Mapping[str, Any], name: str) -> bytes:
+  return serialize_example({name: example[name]})
 
 
 def _differ(place: int, *, expected: str, got: str, features: str) -> AnystepError:
@@ -203,12 +204,6 @@ def _differ(place: int, *, expected: str, got: str, features: str) -> AnystepErr
     got=got,
     fix="let preprocessors draw by the seeds of seqio.map_over_dataset alone, and depend on nothing outside",
   )
-
-
-def _slices(records: SpilledRecords, first: int) -> Iterator[bytes]:
-  stops = np.cumsum(records.sizes, dtype=np.int64)
-  for row in range(first, len(records)):
-    yield records.data[stops[row] - records.sizes[row] : stops[row]].tobytes()
 
 
 class _Heartbeat:

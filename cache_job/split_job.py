@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from anystep import storage
+from anystep.cache_job.spill_files import SpillFile
 from anystep.manifest import Fingerprint, canonical_json
 
 # The numbers in the names of what is finished.
@@ -84,13 +85,13 @@ class FinalPlan:
     num_shards: S.
     num_features: columns of lengths tables.
     examples: of each spill.
-    groups: first and last spill of those that are sorted together.
+    groups: the files of spills that are sorted together.
   """
 
   num_shards: int
   num_features: int
   examples: Sequence[int]
-  groups: Sequence[tuple[int, int]]
+  groups: Sequence[Sequence[SpillFile]]
 
 
 def source_ranges(job: SplitJob) -> list[SourceRange]:
@@ -119,7 +120,8 @@ def find_plan(job: SplitJob) -> FinalPlan | None:
   document = _read_json(_plan_path(job))
   if document is None:
     return None
-  return FinalPlan(**{**document, "groups": [(first, last) for first, last in document["groups"]]})
+  groups = [[SpillFile(**file) for file in group] for group in document["groups"]]
+  return FinalPlan(**{**document, "groups": groups})
 
 
 def read_plan(job: SplitJob) -> FinalPlan:
@@ -169,6 +171,12 @@ def finished_items(job: SplitJob) -> dict[str, set[int]]:
 def file_of(job: SplitJob, name: str) -> epath.Path:
   """A file in the job's directory."""
   return epath.Path(job.directory) / name
+
+
+def is_whole(job: SplitJob, name: str, size: int) -> bool:
+  """Whether a file in the job's directory is there, with its size in bytes."""
+  path = file_of(job, name)
+  return path.exists() and path.stat().length == size
 
 
 def _plan_path(job: SplitJob) -> epath.Path:

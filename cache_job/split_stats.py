@@ -25,6 +25,7 @@ class SplitStats:
     self._output_features = output_features
     self._char_counts = char_counts
     self.counts: dict[str, int] = {"examples": 0}
+    self.longest: dict[str, int] = {}
     self.bins: dict[str, np.ndarray] = {}
 
   def add(self, batch: Batch) -> None:
@@ -41,10 +42,11 @@ class SplitStats:
 
   def document(self) -> dict[str, Any]:
     """The counts, to be merged with others'."""
-    return {"counts": self.counts, "bins": {name: bins.tolist() for name, bins in self.bins.items()}}
+    bins = {name: bins.tolist() for name, bins in self.bins.items()}
+    return {"counts": self.counts, "longest": self.longest, "bins": bins}
 
   def _add_tokens(self, name: str, feature: Ragged | np.ndarray) -> None:
-    """Integers, without end and padding ids; SeqIO counts those of dense features."""
+    """Integers, without end and padding ids; SeqIO counts those of dense features, scalars too."""
     values, lengths = (feature.values, feature.lengths) if isinstance(feature, Ragged) else (feature, None)
     if isinstance(values, Ragged) or values.dtype not in (np.int32, np.int64):
       return
@@ -53,29 +55,25 @@ class SplitStats:
     for special in (vocabulary.eos_id, vocabulary.pad_id):
       if special is not None:
         counted &= values != special
-    of_values = counted.reshape(len(values), int(np.prod(values.shape[1:]))).sum(axis=1)
-    tokens = of_values
+    tokens = counted.reshape(len(values), int(np.prod(values.shape[1:]))).sum(axis=1)
     if lengths is not None:
-      sums = np.concatenate([[0], np.cumsum(of_values)])
+      sums = np.concatenate([[0], np.cumsum(tokens)])
       stops = np.cumsum(lengths)
       tokens = sums[stops] - sums[stops - lengths]
     self._raise(f"{name}_tokens", tokens.sum())
-    longest = f"{name}_max_tokens"
-    self.counts[longest] = max(self.counts.get(longest, 0), int(tokens.max(initial=0)))
+    # SeqIO makes the name so, whatever the feature is called.
+    longest = f"{name}_tokens".replace("tokens", "max_tokens")
+    self.longest[longest] = max(self.longest.get(longest, 0), int(tokens.max(initial=0)))
 
   def _add_characters(self, name: str, feature: Ragged | np.ndarray) -> None:
     """Of texts, and of tokens that a SentencePiece vocabulary decodes, as SeqIO does."""
-    import seqio
-
-    vocabulary = self._output_features[name].vocabulary
-    if isinstance(feature, Ragged):
-      is_tokens = not isinstance(feature.values, Ragged) and feature.values.dtype in (np.int32, np.int64)
-      if is_tokens and feature.values.ndim == 1 and isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        rows = (np.abs(row.astype(np.int32)) for row in feature.rows())
-        characters = sum(len(vocabulary.decode_tf(row).numpy().decode()) for row in rows)
-        self._raise(f"{name}_chars", characters)
-    elif feature.dtype.hasobject:
-      self._raise(f"{name}_chars", sum(len(text.decode()) for text in feature))
+    if not isinstance(feature, Ragged):
+      if feature.dtype.hasobject:
+        self._raise(f"{name}_chars", sum(len(text.decode()) for text in feature))
+    elif _is_decoded(feature, self._output_features[name]):
+      decode = self._output_features[name].vocabulary.decode_tf
+      rows = (np.abs(row.astype(np.int32)) for row in feature.rows())
+      self._raise(f"{name}_chars", sum(len(decode(row).numpy().decode()) for row in rows))
 
   def _raise(self, name: str, by: int) -> None:
     self.counts[name] = self.counts.get(name, 0) + int(by)
@@ -86,12 +84,25 @@ def merged_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   stats: dict[str, Any] = {"examples": 0}
   for document in documents:
     for name, count in document["counts"].items():
-      before = stats.get(name, 0)
-      stats[name] = max(before, count) if name.endswith("_max_tokens") else before + count
+      stats[name] = stats.get(name, 0) + count
+    for name, count in document["longest"].items():
+      stats[name] = max(stats.get(name, 0), count)
   for name in sorted({name for document in documents for name in document["bins"]}):
     bins = np.sum([document["bins"][name] for document in documents if name in document["bins"]], axis=0)
     stats[f"{name}_lengths"] = {_bin_name(k): int(count) for k, count in enumerate(bins) if count}
   return stats
+
+
+def _is_decoded(feature: Ragged, output_feature: Any) -> bool:
+  """Whether SeqIO decodes a feature to count its characters."""
+  import seqio
+
+  return (
+    not isinstance(feature.values, Ragged)
+    and feature.values.dtype in (np.int32, np.int64)
+    and output_feature.rank == 1
+    and isinstance(output_feature.vocabulary, seqio.SentencePieceVocabulary)
+  )
 
 
 def _bin_of(lengths: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from etils import epath
 from anystep import names, storage
 from anystep.cache import open_cache, read_completed
 from anystep.cache_job.bad_examples import source_unreadable
+from anystep.cache_job.estimates import estimate_split
 from anystep.cache_job.example_checks import STOCK_DTYPES
 from anystep.cache_job.failures import one_line
 from anystep.cache_job.options import CacheOptions
@@ -74,7 +75,11 @@ class TaskWork:
     return lines
 
   def lines(self) -> list[str]:
-    """What would be done, for people."""
+    """What would be done, for people, after a try at a few examples of each split.
+
+    Raises:
+      AnystepError: what the job would end with at these.
+    """
     if not self.jobs:
       return [f"{self.task.name}: {self.left_out}"]
     kept = [f"  {split}: complete, left as it is" for split in sorted(self.kept)]
@@ -86,14 +91,14 @@ class TaskWork:
     if job.layout == AS_IS:
       return f"  {job.split}: {shards}, would be indexed where they are"
     done = len(finished_items(job)["spill"])
-    examples = self.task.source.num_input_examples(job.split)
+    ranges = "of them" if job.range_examples is None else "ranges of them"
     facts = [
       shards,
-      *([f"{done} of them preprocessed by an earlier run"] if done else []),
-      *([f"{examples:,} source examples"] if examples is not None else []),
+      *([f"{done} {ranges} preprocessed by an earlier run"] if done else []),
       f"would be cached as {job.container}",
     ]
-    return f"  {job.split}: {', '.join(facts)}"
+    size = estimate_split(self.task, job) or "how much cannot be known, for the first examples give none"
+    return f"  {job.split}: {', '.join(facts)}: {size}"
 
 
 def plan_work(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork]:
@@ -101,8 +106,9 @@ def plan_work(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork
 
   Raises:
     AnystepError: 64 `split_unknown`; 66 `source_empty`; 76 `task_changed` and `cache_options` where a
-      complete cache is another task's by now, or was made otherwise; 78 `task_feature_lengths`; 78
-      `source_not_files` and `preprocessor_before_cache` for what cannot be indexed.
+      complete cache is another task's by now, or was made otherwise; 78 `task_feature_lengths` and
+      `preprocessors_refused`; 78 `source_not_files` and `preprocessor_before_cache` for what cannot be
+      indexed.
   """
   if options.tfds_data_dir is not None:
     seqio.set_tfds_data_dir_override(options.tfds_data_dir)
@@ -118,6 +124,7 @@ def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
   work = TaskWork(task=task, directory=directory, splits=wanted)
   if not wanted:
     return work
+  _check_preprocessors(task)
   if not (directory / names.COMPLETED).exists():
     elsewhere = _complete_elsewhere(task, wanted, options)
     if elsewhere is not None:
@@ -157,8 +164,9 @@ def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> Non
     for job in work.jobs:
       directory = epath.Path(job.directory)
       if not options.resume and directory.parent.exists():
-        for left in directory.parent.glob(f"{job.split}-*"):
-          left.rmtree()
+        for left in directory.parent.iterdir():
+          if left.name.rpartition("-")[0] == job.split:
+            left.rmtree()
       directory.mkdir(parents=True, exist_ok=True)
       _check_provenance(work.task, job)
 
@@ -283,6 +291,20 @@ def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tup
       fix="check that the source's files are where the task looks for them",
     )
   return shards
+
+
+def _check_preprocessors(task: seqio.Task) -> None:
+  """Refuses what SeqIO does: a preprocessor before the placeholder that takes feature lengths."""
+  try:
+    _ = task.preprocessors
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "preprocessors_refused",
+      task=task.name,
+      got=one_line(error),
+      fix="move the placeholder before it, and cache the task with --cache_at=end and --task_feature_lengths",
+    ) from error
 
 
 def _check_cache_at(task: seqio.Task, options: CacheOptions) -> None:

@@ -22,8 +22,7 @@ from anystep.converters import (
 )
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
-
-_Features = Mapping[str, tf.Tensor | tf.RaggedTensor]
+from anystep.tasks.tensors import Tensors, all_rows, rows_from_tensors, to_tensors
 
 
 def native_converter(converter: seqio.FeatureConverter) -> FeatureConverter:
@@ -64,7 +63,7 @@ class SeqioConverter:
   def __init__(self, converter: seqio.FeatureConverter):
     self._converter = converter
     self._packs = bool(getattr(converter, "_pack", False))
-    self._functions: dict[Any, Callable[[_Features], _Features]] = {}
+    self._functions: dict[Any, Callable[[Tensors], Tensors]] = {}
     self._lock = threading.Lock()
 
   def __call__(
@@ -85,7 +84,7 @@ class SeqioConverter:
         got=f"{type(self._converter).__name__}(pack=False)",
         fix="make the converter with pack=True, or plan without packing",
       )
-    features = {name: _to_tensor(feature) for name, feature in batch.items()}
+    features = to_tensors(batch)
     convert = self._function(features, feature_lengths)
     num_examples = len(next(iter(batch.values())))
     if not self._packs:
@@ -100,11 +99,9 @@ class SeqioConverter:
     parts = [self._converted(convert, pack, num_rows=1) for pack in packs]
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
-  def _converted(
-    self, convert: Callable[[_Features], _Features], features: _Features, *, num_rows: int
-  ) -> Rows:
+  def _converted(self, convert: Callable[[Tensors], Tensors], features: Tensors, *, num_rows: int) -> Rows:
     try:
-      rows = {name: _from_tensor(tensor) for name, tensor in convert(features).items()}
+      rows = rows_from_tensors(convert(features))
     except tf.errors.InvalidArgumentError as error:
       raise self._refused(ExitCode.DATA, error) from error
     found = {len(feature) for feature in rows.values()}
@@ -129,9 +126,7 @@ class SeqioConverter:
       fix="make the task's features, TASK_FEATURE_LENGTHS and the converter agree",
     )
 
-  def _function(
-    self, features: _Features, feature_lengths: Mapping[str, int]
-  ) -> Callable[[_Features], _Features]:
+  def _function(self, features: Tensors, feature_lengths: Mapping[str, int]) -> Callable[[Tensors], Tensors]:
     """The conversion of examples of this form, as one graph."""
     specs = {name: _any_number_of(tensor) for name, tensor in sorted(features.items())}
     key = tuple(specs.items()), tuple(sorted(feature_lengths.items()))
@@ -145,15 +140,12 @@ class SeqioConverter:
 
   def _traced(
     self, specs: Mapping[str, tf.TypeSpec], feature_lengths: dict[str, int]
-  ) -> Callable[[_Features], _Features]:
-    def convert(*tensors: tf.Tensor) -> _Features:
+  ) -> Callable[[Tensors], Tensors]:
+    def convert(*tensors: tf.Tensor) -> Tensors:
       features = tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)
       dataset = self._converter(tf.data.Dataset.from_tensor_slices(features), feature_lengths)
       model_lengths = self._converter.get_model_feature_lengths(feature_lengths) or {}
-      # More rows than examples must not go unseen, and none is a batch too.
-      batches = dataset.ragged_batch(tf.int32.max)
-      nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
-      rows = batches.concatenate(nothing).take(1).get_single_element()
+      rows = all_rows(dataset)
       return {name: _with_length(tensor, model_lengths.get(name)) for name, tensor in rows.items()}
 
     with tf.device("/CPU:0"):
@@ -164,33 +156,12 @@ class SeqioConverter:
     )
 
 
-def _to_tensor(feature: Ragged | np.ndarray) -> tf.Tensor | tf.RaggedTensor:
-  if isinstance(feature, Ragged):
-    return tf.RaggedTensor.from_row_lengths(feature.values, feature.lengths, validate=False)
-  return tf.constant(feature)
-
-
-def _from_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> Ragged | np.ndarray:
-  if isinstance(tensor, tf.RaggedTensor):
-    return Ragged(tensor.values.numpy(), tensor.row_lengths().numpy())
-  return tensor.numpy()
-
-
 def _any_number_of(tensor: tf.Tensor | tf.RaggedTensor) -> tf.TypeSpec:
   """The form of a batch of any number of such examples."""
   shape = [None, *tensor.shape[1:]]
   if isinstance(tensor, tf.RaggedTensor):
     return tf.RaggedTensorSpec(shape, tensor.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
   return tf.TensorSpec(shape, tensor.dtype)
-
-
-def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
-  """A batch of no rows."""
-  if not isinstance(spec, tf.RaggedTensorSpec):
-    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
-  splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
-  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
-  return tf.RaggedTensor.from_nested_row_splits(tf.zeros([0, *inner], spec.dtype), splits)
 
 
 def _with_length(tensor: tf.Tensor | tf.RaggedTensor, length: int | None) -> tf.Tensor | tf.RaggedTensor:

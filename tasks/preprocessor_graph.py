@@ -15,7 +15,7 @@ import tensorflow as tf
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
-from anystep.tasks.tensors import from_tensors, to_tensors
+from anystep.tasks.tensors import all_rows, from_tensors, to_tensors
 
 Seeds = Mapping[str, np.ndarray]
 """By a preprocessor's place, as text, the seed pairs of its random maps: `(rows, pairs, 2) int64`."""
@@ -109,7 +109,7 @@ class PreprocessorGraph:
         dataset = self._apply(num_preprocessors, tf.data.Dataset.from_tensor_slices(features), seeds)
         if num_preprocessors == len(self._preprocessors):
           dataset = validated(self._task, dataset)
-        return _all_of(dataset)
+        return all_rows(dataset)
 
       self._together[key] = self._traced(run, num_preprocessors, graph_seed)
     function = self._together[key]
@@ -137,7 +137,7 @@ class PreprocessorGraph:
 
     def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Any:
       dataset = tf.data.Dataset.from_tensor_slices((features, dict(seeds))).enumerate()
-      return _all_of(dataset.flat_map(run_one))
+      return all_rows(dataset.flat_map(run_one))
 
     function = self._traced(run, num_preprocessors, 0)
 
@@ -256,13 +256,6 @@ def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str
   return kinds
 
 
-def _all_of(dataset: tf.data.Dataset) -> Any:
-  """All elements as one batch: a step's rows are few, and more than came in must not go unseen."""
-  batches = dataset.ragged_batch(tf.int32.max)
-  nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
-  return batches.concatenate(nothing).take(1).get_single_element()
-
-
 def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
   """What a dataset of single examples with these features says of them."""
   return {name: _spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
@@ -279,12 +272,3 @@ def _spec(
   if not ragged_rank:
     return tf.TensorSpec(shape, dtype)
   return tf.RaggedTensorSpec(shape, dtype, ragged_rank=ragged_rank, row_splits_dtype=tf.int64)
-
-
-def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
-  """A batch of no rows."""
-  if not isinstance(spec, tf.RaggedTensorSpec):
-    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
-  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
-  splits = [tf.constant([0], tf.int64)] * spec.ragged_rank
-  return tf.RaggedTensor.from_nested_row_splits(tf.zeros([0, *inner], spec.dtype), splits)

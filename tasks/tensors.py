@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from anystep.examples import Batch, Ragged
+from anystep.examples import Batch, Ragged, as_sequences
 
 Tensors = Mapping[str, tf.Tensor | tf.RaggedTensor]
 
 
 def to_tensors(batch: Batch) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-  """Features of several examples: a `tf.RaggedTensor` for a sequence, else a tensor `(rows,)`."""
+  """Features of several examples: a `tf.RaggedTensor` for a sequence, else a tensor `(rows, ...)`."""
   return {name: _to_tensor(feature) for name, feature in batch.items()}
 
 
 def from_tensors(tensors: Tensors) -> dict[str, Ragged | np.ndarray]:
   """Features of several examples, of which dense ones with a second dimension are sequences too."""
+  return {name: as_sequences(_from_tensor(tensor)) for name, tensor in tensors.items()}
+
+
+def rows_from_tensors(tensors: Tensors) -> dict[str, Ragged | np.ndarray]:
+  """Rows that a model is given: arrays, but a `Ragged` of a `tf.RaggedTensor`."""
   return {name: _from_tensor(tensor) for name, tensor in tensors.items()}
+
+
+def all_rows(dataset: tf.data.Dataset) -> Any:
+  """All elements as one batch, which may be of no row: more than are expected must not go unseen."""
+  batches = dataset.ragged_batch(tf.int32.max)
+  nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_no_rows, batches.element_spec))
+  return batches.concatenate(nothing).take(1).get_single_element()
 
 
 def _to_tensor(feature: Ragged | np.ndarray) -> tf.Tensor | tf.RaggedTensor:
@@ -30,11 +43,14 @@ def _to_tensor(feature: Ragged | np.ndarray) -> tf.Tensor | tf.RaggedTensor:
 
 def _from_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> Ragged | np.ndarray:
   if isinstance(tensor, tf.RaggedTensor):
-    is_nested = isinstance(tensor.values, tf.RaggedTensor)
-    values = _from_tensor(tensor.values) if is_nested else tensor.values.numpy()
-    return Ragged(values, tensor.row_lengths().numpy())
-  array = tensor.numpy()
-  if array.ndim < 2:
-    return array
-  rows, length = array.shape[:2]
-  return Ragged(array.reshape(rows * length, *array.shape[2:]), np.full(rows, length, np.int64))
+    return Ragged(_from_tensor(tensor.values), tensor.row_lengths().numpy())
+  return tensor.numpy()
+
+
+def _no_rows(spec: tf.TensorSpec | tf.RaggedTensorSpec) -> tf.Tensor | tf.RaggedTensor:
+  """A batch of no rows."""
+  if not isinstance(spec, tf.RaggedTensorSpec):
+    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
+  inner = [size or 0 for size in spec.shape[spec.ragged_rank + 1 :]]
+  splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+  return tf.RaggedTensor.from_nested_row_splits(tf.zeros([0, *inner], spec.dtype), splits)

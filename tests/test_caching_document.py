@@ -19,7 +19,8 @@ def test_every_flag_has_a_row_with_its_default_and_no_other_has():
   assert documented.keys() == own.keys()
   for name, flag in own.items():
     if flag.default and name != "module_import":
-      assert str(flag.default[0] if isinstance(flag.default, list) else flag.default) in documented[name]
+      shown = flag.default[0] if isinstance(flag.default, list) else flag.default
+      assert (str(shown).lower() if flag.boolean else str(shown)) in documented[name]
 
 
 def test_every_kind_that_the_job_raises_is_in_the_table_of_errors():

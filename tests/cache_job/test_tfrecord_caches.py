@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+import functools
 import os
 
 import numpy as np
 import pytest
 import seqio
 import small_tasks
+import tensorflow as tf
 from job_runs import digests_of, registered, run_job
 
 from anystep.cache import open_cache
@@ -170,3 +172,101 @@ def test_one_container_takes_the_other_s_place_only_where_that_is_asked_for(buil
   run_job(tmp_path, *FLAGS, "--overwrite", tasks=OTHER.name)
   assert {name for name in digests_of(tmp_path) if "array_record" in name} == set()
   open_cache(tmp_path, OTHER.name, "train").verify()
+
+
+class WholeTexts(small_tasks.NumberedTexts):
+  """The texts, also of all shards at a time, as SeqIO asks for them where there is no cache."""
+
+  def get_dataset(self, split="train", *args, shard_info=None, **kwargs):
+    number = len(self.list_shards(split))
+    wanted = [shard_info] if shard_info else [seqio.ShardInfo(k, number) for k in range(number)]
+    get = super().get_dataset
+    datasets = [get(split, *args, shard_info=shard, **kwargs) for shard in wanted]
+    return functools.reduce(tf.data.Dataset.concatenate, datasets)
+
+
+def beginnings(dataset):
+  """Tokenized targets whose text's first ones are inputs; some are longer than rows, some empty."""
+  return dataset.map(
+    lambda example: {
+      "inputs": example["targets"][: tf.cast(2 * example["number"], tf.int32)],
+      "targets": example["targets"][tf.cast(example["number"] % 5, tf.int32) * 4 :],
+    }
+  )
+
+
+def drawing_nothing(name, *, size):
+  """A task without anything random, so that SeqIO makes the same of it with and without a cache."""
+  return seqio.Task(
+    name,
+    source=WholeTexts({"train": (size, 0, 4)}),
+    preprocessors=[
+      *small_tasks.BEFORE_CACHE[1:3],
+      beginnings,
+      seqio.CacheDatasetPlaceholder(),
+      seqio.preprocessors.append_eos_after_trim,
+    ],
+    output_features={feature: seqio.Feature(small_tasks.VOCABULARY) for feature in ("inputs", "targets")},
+  )
+
+
+PAIRS = (drawing_nothing("small_pairs", size=9), drawing_nothing("small_pairs:other", size=14))
+# SeqIO's own sampling ends with the first task that has nothing left, wherever the others are.
+PAIR_MIXTURE = seqio.Mixture(
+  "small_pair_mixture",
+  [(PAIRS[0], 1), (PAIRS[1], 2)],
+  sample_fn=functools.partial(tf.data.Dataset.sample_from_datasets, stop_on_empty_dataset=False),
+)
+
+
+@pytest.fixture(scope="module")
+def cached_pairs(tmp_path_factory):
+  """Two tasks of which one call cached both, and where SeqIO looks for them."""
+  root = tmp_path_factory.mktemp("pairs")
+  with registered(*PAIRS, PAIR_MIXTURE), pytest.MonkeyPatch.context() as patch:
+    run_job(root, *FLAGS, tasks=PAIR_MIXTURE.name)
+    patch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [str(root)])
+    assert all(task.cache_dir for task in PAIRS)
+    yield root
+
+
+@pytest.mark.parametrize(
+  ("converter", "lengths"),
+  [
+    (seqio.EncDecFeatureConverter(pack=False), {"inputs": 12, "targets": 16}),
+    (seqio.LMFeatureConverter(pack=False), {"targets": 16}),
+  ],
+  ids=["encoder and decoder", "decoder"],
+)
+def test_stock_seqio_makes_the_batches_of_a_mixture_that_it_makes_without_a_cache(
+  cached_pairs, converter, lengths
+):
+  made = [
+    seqio.get_dataset(
+      PAIR_MIXTURE.name,
+      lengths,
+      dataset_split="train",
+      shuffle=False,
+      num_epochs=1,
+      seed=0,
+      use_cached=use_cached,
+      feature_converter=converter,
+    )
+    for use_cached in (True, False)
+  ]
+  cached, uncached = (collections.Counter(map(frozen, dataset.as_numpy_iterator())) for dataset in made)
+  assert cached == uncached
+  assert cached.total() == sum(number % 3 for size in (9, 14, 4, 4) for number in range(size))
+
+
+def test_stock_seqio_reads_a_cached_task_as_it_makes_it_without_a_cache(cached_pairs):
+  cached, uncached = (
+    PAIRS[1].get_dataset(
+      {"inputs": 12, "targets": 16}, "train", use_cached=use_cached, shuffle=False, num_epochs=1
+    )
+    for use_cached in (True, False)
+  )
+  assert cached.element_spec == uncached.element_spec
+  found, expected = (collections.Counter(map(frozen, d.as_numpy_iterator())) for d in (cached, uncached))
+  assert found == expected
+  assert found
