@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from typing import IO
@@ -36,6 +37,15 @@ def attempt_path(path: epath.PathLike) -> epath.Path:
   """A name of its own for what may be written twice at a time, as by workers that are retried."""
   path = epath.Path(path)
   return path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+def is_attempt(name: str, *, at: str) -> bool:
+  """Whether a file's name is one of an attempt at another.
+
+  >>> is_attempt(attempt_path("folder/COMPLETED").name, at="COMPLETED"), is_attempt("a.json", at="a")
+  (True, False)
+  """
+  return re.fullmatch(re.escape(at) + r"\.[0-9a-f]{12}", name) is not None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from etils import epath
 from anystep import containers, names, storage
 from anystep.cache_job.final_shards import find_shard
 from anystep.cache_job.job_lock import LOCK, locked
-from anystep.cache_job.seqio_caches import check_count
 from anystep.cache_job.sorted_spills import all_spills
 from anystep.cache_job.split_job import SplitJob, file_of, read_plan, source_ranges
 from anystep.cache_job.split_stats import merged_stats
@@ -46,12 +45,15 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
         storage.move(waiting, directory / name)
     storage.put(directory / names.manifest_name(job.split), manifest.to_json().encode())
     _remove_what_was_here(directory, manifest)
+    _check_placed(directory, manifest)
   storage.sync(directory)
   made = {
     split: hashlib.sha256(manifest.to_json().encode()).hexdigest() for split, manifest in manifests.items()
   }
   _sign(directory, {**work.kept, **made})
-  _remove_buildings(directory, {**work.kept, **made})
+  # A worker's double may still be writing: the next job tidies up after it.
+  with contextlib.suppress(OSError):
+    _remove_buildings(directory, {**work.kept, **made})
   return dataclasses.replace(work, manifests=manifests)
 
 
@@ -60,9 +62,18 @@ def _waiting(job: SplitJob, manifest: Manifest) -> dict[str, epath.Path]:
   directory = epath.Path(job.directory)
   if manifest.layout == AS_IS:
     return {entry.name: directory / entry.name for entry in manifest.offsets_files}
-  shards = [find_shard(job, shard) or {} for shard in range(manifest.num_shards)]
+  shards = [_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(manifest.num_shards)]
   made = {file.entry.name: directory / file.file for shard in shards for file in shard.values()}
   return made | {entry.name: directory / entry.name for entry in manifest.description_files}
+
+
+def _check_placed(directory: epath.Path, manifest: Manifest) -> None:
+  """Whatever happened to the files since they were made, what is signed is there."""
+  entries = manifest.offsets_files if manifest.layout == AS_IS else manifest.files
+  for entry in entries:
+    path = directory / entry.name
+    if not path.exists() or path.stat().length != entry.bytes:
+      raise _incomplete(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
 
 
 def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
@@ -82,7 +93,8 @@ def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
   descriptions = {names.info_name(split), names.stats_name(split), names.quarantine_name(split)}
   for path in directory.iterdir():
     is_of_split = pattern.match(path.name) or path.name in descriptions
-    is_attempt = path.name.startswith((f"{names.COMPLETED}.", f"{names.manifest_name(split)}."))
+    put = (names.COMPLETED, names.manifest_name(split))
+    is_attempt = any(storage.is_attempt(path.name, at=name) for name in put)
     if (is_of_split and path.name not in kept) or is_attempt:
       path.unlink()
 
@@ -110,9 +122,6 @@ def remove_left_overs(work: TaskWork) -> None:
 def describe(task: seqio.Task, job: SplitJob) -> Manifest:
   """The split's manifest, and SeqIO's own descriptions beside its shards."""
   spills, plan, ranges = all_spills(job), read_plan(job), source_ranges(job)
-  if job.seqio_cache is not None:
-    bad = sum(len(spill.bad) for spill in spills)
-    check_count(job.seqio_cache, job.split, sum(plan.examples) + bad)
   shards = [_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(plan.num_shards)]
   features = next(spill.features for spill in spills if spill.features is not None)
   info = {
@@ -164,13 +173,17 @@ def _described(job: SplitJob, name: str, text: str, *, records: int = 1) -> File
 def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
   """What the workers left, which must be there by now."""
   if result is None:
-    raise AnystepError(
-      ExitCode.IO,
-      "job_incomplete",
-      task=job.task,
-      split=job.split,
-      path=job.directory,
-      expected=what,
-      fix="run the same command again; what is finished is kept",
-    )
+    raise _incomplete(job.task, job.split, job.directory, what)
   return result
+
+
+def _incomplete(task: str, split: str, path: epath.PathLike, expected: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.IO,
+    "job_incomplete",
+    task=task,
+    split=split,
+    path=path,
+    expected=expected,
+    fix="run the same command again; what is finished is kept",
+  )

@@ -33,7 +33,8 @@ from anystep.tasks.fingerprint import cached_preprocessors
 
 # A batch costs some 0.2 ms of Python, whatever it holds.
 _BATCH_EXAMPLES = 512
-# Larger examples are taken fewer at a time.
+# What is known of their size shows in the first ones; the larger they are, the fewer come at a time.
+_FIRST_EXAMPLES = 64
 _BATCH_BYTES = 1 << 27
 
 
@@ -154,7 +155,7 @@ class ExampleBatches:
           return
       else:
         yield from self._problems(batch)[0].values() if batch else ()
-        yield from form_problems(features_of(batch), self.features or {})
+        yield from form_problems(features_of(batch), self.features or {})[:1]
 
 
 def _batches(
@@ -175,7 +176,7 @@ def _batches(
 
   from anystep.tasks.tensors import from_tensors
 
-  done, size = 0, _BATCH_EXAMPLES
+  done, size = 0, _FIRST_EXAMPLES
   while True:
     dataset = build()
     spec = dataset.element_spec
@@ -187,16 +188,20 @@ def _batches(
     if len(names) < len(spec):
       dataset = dataset.map(functools.partial(_features_named, names=names))
     try:
-      for tensors in dataset.skip(done).ragged_batch(size).prefetch(2):
+      for tensors in dataset.skip(done).ragged_batch(size).prefetch(1):
         batch = from_tensors(tensors)
         if features_of(batch) != features:
           # A preprocessor set shapes that its examples do not have: which do, shows one by one.
           size = 1
           break
         yield done, batch
-        done += _num_rows(batch)
-        if _num_bytes(batch) > _BATCH_BYTES:
-          size = max(size * _BATCH_BYTES // _num_bytes(batch), 1)
+        num_rows = _num_rows(batch)
+        done += num_rows
+        if num_rows < size:
+          return
+        fitting = min(max(size * _BATCH_BYTES // max(_num_bytes(batch), 1), 1), _BATCH_EXAMPLES)
+        if fitting < size or size == _FIRST_EXAMPLES < fitting:
+          size = fitting
           break
       else:
         return

@@ -44,7 +44,9 @@ def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
 
 def failure_of(error: Exception, job: SplitJob, **where: object) -> AnystepError:
   """The foreseen failure that something raised stands for, with the split that it is of."""
-  failure = error if isinstance(error, AnystepError) else _foreseen(error)
+  failure = (
+    error if isinstance(error, AnystepError) else _foreseen(error, preprocessing="source_shard" in where)
+  )
   failure.fields = {"task": job.task, "split": job.split, **where, **failure.fields}
   return failure
 
@@ -72,7 +74,7 @@ def full_disks_reported() -> Iterator[None]:
     yield
   except OSError as error:
     if _is_full(error):
-      raise _foreseen(error) from error
+      raise _foreseen(error, preprocessing=False) from error
     raise
 
 
@@ -103,10 +105,13 @@ def _is_full(error: OSError) -> bool:
   return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _foreseen(error: Exception) -> AnystepError:
+def _foreseen(error: Exception, *, preprocessing: bool) -> AnystepError:
   if isinstance(error, OSError):
     kind, fix = ("disk_full", "make room") if _is_full(error) else ("io_failed", "see to the disk or store")
     return AnystepError(ExitCode.IO, kind, got=one_line(error), fix=f"{fix}, and {_AGAIN}")
+  if not preprocessing:
+    fix = f"give workers more memory, or the cache more and smaller shards, and {_AGAIN}"
+    return AnystepError(ExitCode.IO, "worker_failed", got=one_line(error), fix=fix)
   return AnystepError(
     ExitCode.DATA,
     "preprocessor_failed",

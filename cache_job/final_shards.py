@@ -61,27 +61,44 @@ def _is_there(job: SplitJob, file: ShardFile) -> bool:
 
 def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
   records, lengths = _gather(job, plan, shard)
-  options = containers.container_options(job.container, job.block_records)
   split, num_shards = job.split, plan.num_shards
-  path = _attempt(job, names.records_name(split, job.container, shard, num_shards))
+  made: dict[str, tuple[str, epath.Path]] = {}
+
+  def attempt(kind: str, name: str) -> epath.Path:
+    made[kind] = name, storage.attempt_path(file_of(job, name))
+    return made[kind][1]
+
+  try:
+    path = attempt("records", names.records_name(split, job.container, shard, num_shards))
+    offsets = _write_records(job, path, records)
+    _write_array(attempt("lengths", names.lengths_name(split, shard, num_shards)), lengths)
+    if offsets is not None:
+      _write_array(attempt("offsets", names.offsets_name(split, shard, num_shards)), offsets)
+    return {
+      kind: ShardFile(entry=FileEntry.of_file(path, name=name, records=len(records)), file=path.name)
+      for kind, (name, path) in made.items()
+    }
+  except BaseException:
+    for _, path in made.values():
+      path.unlink(missing_ok=True)
+    raise
+
+
+def _write_records(job: SplitJob, path: epath.Path, records: list[bytes]) -> np.ndarray | None:
+  options = containers.container_options(job.container, job.block_records)
   try:
     offsets = containers.write_shard(job.container, path, records, options=options)
-    storage.sync(path)
   except RuntimeError as error:
-    path.unlink(missing_ok=True)
     # ArrayRecord's writer tells in words alone what failed.
     full = "No space left" in str(error) or "quota" in str(error)
     raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
-  except OSError:
-    path.unlink(missing_ok=True)
-    raise
-  made = {
-    "records": _described(path, names.records_name(split, job.container, shard, num_shards), len(records)),
-    "lengths": _write_array(job, names.lengths_name(split, shard, num_shards), lengths),
-  }
-  if offsets is not None:
-    made["offsets"] = _write_array(job, names.offsets_name(split, shard, num_shards), offsets)
-  return made
+  storage.sync(path)
+  return offsets
+
+
+def _write_array(path: epath.Path, array: np.ndarray) -> None:
+  with storage.new_file(path) as file:
+    np.save(file, array, allow_pickle=False)
 
 
 def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np.ndarray]:
@@ -98,7 +115,7 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   for group in np.unique(group_of).tolist():
     rows = np.flatnonzero(group_of == group)
     found = read_sorted_frame(
-      _sorted_path(job, group),
+      _sorted_path(job, plan, group),
       shard,
       num_shards=plan.num_shards,
       num_records=len(rows),
@@ -110,23 +127,8 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   return records, lengths
 
 
-def _sorted_path(job: SplitJob, group: int) -> epath.Path:
-  name = find_sorted(job, group)
+def _sorted_path(job: SplitJob, plan: FinalPlan, group: int) -> epath.Path:
+  name = find_sorted(job, plan, group)
   if name is None:
     raise FileNotFoundError(f"sorted group {group} is gone")
   return file_of(job, name)
-
-
-def _write_array(job: SplitJob, name: str, array: np.ndarray) -> ShardFile:
-  path = _attempt(job, name)
-  with storage.new_file(path) as file:
-    np.save(file, array, allow_pickle=False)
-  return _described(path, name, len(array))
-
-
-def _attempt(job: SplitJob, name: str) -> epath.Path:
-  return storage.attempt_path(file_of(job, name))
-
-
-def _described(path: epath.Path, name: str, records: int) -> ShardFile:
-  return ShardFile(entry=FileEntry.of_file(path, name=name, records=records), file=path.name)

@@ -72,7 +72,7 @@ def define_flags() -> flags.FlagValues:
   flags.DEFINE_boolean(
     "index_only",
     False,
-    "Describe the tasks' own ArrayRecord or TFRecord files below --output_cache_dir; copy nothing.",
+    "Describe the tasks' own ArrayRecord, TFRecord or Parquet files below --output_cache_dir; copy nothing.",
     flag_values=values,
   )
   flags.DEFINE_enum(

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from anystep import containers
+from anystep import containers, storage
 from anystep.errors import AnystepError, ExitCode
 
 
@@ -67,6 +67,23 @@ class CacheOptions:
   pipeline_options: tuple[str, ...] = ()
 
   def __post_init__(self):
+    for name in ("cache_dir", "seqio_cache_dir", "tfds_data_dir"):
+      place = getattr(self, name)
+      if place is not None and not storage.is_remote(place):
+        # Workers have other current directories.
+        object.__setattr__(self, name, os.path.abspath(place))
+    if storage.is_remote(self.cache_dir):
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "store_unsupported",
+        expected="a directory of a file system that all workers share",
+        got=self.cache_dir,
+        fix="mount the store, or cache to a disk and copy the finished cache",
+      )
+    if self.task_feature_lengths and self.cache_at != "end":
+      raise exclusive(
+        "task_feature_lengths", "cache_at=placeholder", "nothing before the placeholder takes them"
+      )
     if self.num_shards is not None and (self.min_shards or self.max_shards):
       raise exclusive("num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one")
     if self.index_only:

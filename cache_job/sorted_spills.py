@@ -8,7 +8,8 @@ import numpy as np
 
 from anystep import storage
 from anystep.cache_job.failures import reported_failures
-from anystep.cache_job.spill import Spill, find_spill, sequence_names
+from anystep.cache_job.seqio_caches import check_count
+from anystep.cache_job.spill import Spill, check_bad_examples, find_spill, sequence_names
 from anystep.cache_job.spill_files import (
   FILE_BYTES,
   SortedWriter,
@@ -41,6 +42,9 @@ def plan_final(job: SplitJob) -> FinalPlan:
   with reported_failures(job):
     spills = all_spills(job)
     _check_agreement(job, spills)
+    if job.seqio_cache is not None:
+      found = sum(spill.examples + len(spill.bad) for spill in spills)
+      check_count(job.seqio_cache, job.split, found)
     num_examples = sum(spill.examples for spill in spills)
     num_shards = job.num_shards or bounded(
       default_num_shards(num_examples, job.block_records), job.min_shards, job.max_shards
@@ -85,10 +89,10 @@ def all_spills(job: SplitJob) -> list[Spill]:
   return spills
 
 
-def find_sorted(job: SplitJob, group: int) -> str | None:
-  """The name of a finished sorted file; None where it is not, or no longer whole."""
+def find_sorted(job: SplitJob, plan: FinalPlan, group: int) -> str | None:
+  """The name of a finished sorted file; None where it is not, no longer whole, or of other spills."""
   document = find_marker(job, "sorted", group)
-  if document is None:
+  if document is None or document["spills"] != [file.name for file in plan.groups[group]]:
     return None
   return document["file"] if is_whole(job, document["file"], document["bytes"]) else None
 
@@ -96,9 +100,9 @@ def find_sorted(job: SplitJob, group: int) -> str | None:
 def sort_group(job: SplitJob, group: int) -> None:
   """Sorts a group of spills into one file; one that is finished is left as it is."""
   with reported_failures(job, group=group):
-    if find_sorted(job, group) is not None:
-      return
     plan = read_plan(job)
+    if find_sorted(job, plan, group) is not None:
+      return
     records = _joined(
       [read_spill_file(job.directory, file, num_features=plan.num_features) for file in plan.groups[group]]
     )
@@ -115,7 +119,8 @@ def sort_group(job: SplitJob, group: int) -> None:
         writer.add(records, order[begin:stop])
       writer.close()
       size = file.tell()
-    put_marker(job, "sorted", group, {"file": path.name, "bytes": size})
+    spills = [file.name for file in plan.groups[group]]
+    put_marker(job, "sorted", group, {"file": path.name, "bytes": size, "spills": spills})
 
 
 def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
@@ -131,25 +136,19 @@ def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
 def _groups(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
   """Files in order, as many together as one may be large, so that small ones do not make small files."""
   groups: list[list[SpillFile]] = []
+  held = 0
   for file in files:
-    if groups and sum(other.raw_bytes for other in groups[-1]) + file.raw_bytes <= FILE_BYTES:
+    if groups and held + file.raw_bytes <= FILE_BYTES:
       groups[-1].append(file)
+      held += file.raw_bytes
     else:
       groups.append([file])
+      held = file.raw_bytes
   return groups
 
 
 def _check_agreement(job: SplitJob, spills: Sequence[Spill]) -> None:
-  bad = sum(len(spill.bad) for spill in spills)
-  if bad > job.max_bad_examples:
-    raise AnystepError(
-      ExitCode.DATA,
-      "bad_examples",
-      expected=f"at most {job.max_bad_examples}",
-      got=bad,
-      first=next(entry for spill in spills for entry in spill.bad)["got"],
-      fix="mend the source or the preprocessor and cache with --noresume, or raise --max_bad_examples",
-    )
+  check_bad_examples(job, spills)
   if not any(spill.examples for spill in spills):
     raise AnystepError(
       ExitCode.NO_INPUT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from anystep.cache_job.split_job import (
   SplitJob,
   file_of,
   find_marker,
+  finished_items,
   is_whole,
   put_marker,
 )
@@ -91,7 +92,27 @@ def write_spill(job: SplitJob, source: SourceRange) -> Spill:
       _check_again(job, source, spill)
       spill = dataclasses.replace(spill, checked=True)
     put_marker(job, "spill", source.number, dataclasses.asdict(spill))
+    if spill.bad:
+      check_bad_examples(job, [found for k in finished_items(job)["spill"] if (found := find_spill(job, k))])
     return spill
+
+
+def check_bad_examples(job: SplitJob, spills: Sequence[Spill]) -> None:
+  """Ends the job where spills have more bad examples than are borne, though none of them alone has.
+
+  Raises:
+    AnystepError: 65 `bad_examples`.
+  """
+  bad = [entry for spill in spills for entry in spill.bad]
+  if len(bad) > job.max_bad_examples:
+    raise AnystepError(
+      ExitCode.DATA,
+      "bad_examples",
+      expected=f"at most {job.max_bad_examples}",
+      got=len(bad),
+      first=bad[0]["got"],
+      fix="mend the source or the preprocessor and cache with --noresume, or raise --max_bad_examples",
+    )
 
 
 def sequence_names(features: Mapping[str, Feature] | None) -> list[str]:
@@ -111,8 +132,8 @@ def _write_spill(job: SplitJob, source: SourceRange) -> Spill:
   heartbeat = _Heartbeat(job, source)
   writer = SpillWriter(file_of(job, f"spill-{source.number:05d}"))
   try:
-    for batch, records in batches:
-      if not writer.files:
+    for number, (batch, records) in enumerate(batches):
+      if number == 0:
         check_end(task, job, batches)
       stats.add(batch)
       writer.add(records)

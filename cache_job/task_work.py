@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
@@ -24,7 +25,13 @@ from anystep.cache_job.split_job import SplitJob, finished_items
 from anystep.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
-from anystep.tasks.fingerprint import cached_preprocessors, check_reader, fingerprint, first_difference
+from anystep.tasks.fingerprint import (
+  SEQIO_CACHE,
+  cached_preprocessors,
+  check_reader,
+  fingerprint,
+  first_difference,
+)
 
 BUILDING = ".building"
 
@@ -130,8 +137,13 @@ def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
     if elsewhere is not None:
       return dataclasses.replace(work, elsewhere=elsewhere)
   made_anew = wanted if options.overwrite else []
-  # Who makes everything anew need not be able to read what is there.
-  completed = {} if set(made_anew) >= set(task.splits) else read_completed(directory)
+  try:
+    completed = read_completed(directory)
+  except AnystepError:
+    # Who makes everything anew need not be able to read what is there.
+    if set(made_anew) < set(task.splits):
+      raise
+    completed = {}
   kept = {split: sha256 for split, sha256 in completed.items() if split not in made_anew}
   for split in wanted:
     if split in kept:
@@ -224,8 +236,11 @@ def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) 
       "cache_at": options.cache_at,
       "task_feature_lengths": options.task_feature_lengths,
     }
+  made_with = {name: getattr(manifest, name) for name in asked}
+  made_with["from_seqio_cache"] = manifest.fingerprint.provenance["source"] == SEQIO_CACHE
+  asked["from_seqio_cache"] = options.seqio_cache_dir is not None
   for name, value in asked.items():
-    if getattr(manifest, name) != value:
+    if made_with[name] != value:
       raise AnystepError(
         ExitCode.MISMATCH,
         "cache_options",
@@ -233,7 +248,7 @@ def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) 
         split=manifest.split,
         option=name,
         expected=value,
-        got=getattr(manifest, name),
+        got=made_with[name],
         fix="ask for the options that the cache was made with, or make it anew with --overwrite",
       )
 
@@ -270,6 +285,7 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     max_bad_examples=options.max_bad_examples,
     determinism_check=options.determinism_check,
   )
+  _check_source_apart(job, directory)
   identity = job.identity(task_fingerprint(task, job))
   return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
 
@@ -305,6 +321,23 @@ def _check_preprocessors(task: seqio.Task) -> None:
       got=one_line(error),
       fix="move the placeholder before it, and cache the task with --cache_at=end and --task_feature_lengths",
     ) from error
+
+
+def _check_source_apart(job: SplitJob, directory: epath.Path) -> None:
+  """Refuses a source whose files stand where the cache's own would, under such names: one would go."""
+  pattern = names.shard_pattern(job.split)
+  for name in job.source_shards if job.seqio_cache is None else ():
+    folder, file = os.path.split(os.path.abspath(name))
+    if pattern.match(file) and folder == os.path.abspath(directory):
+      raise AnystepError(
+        ExitCode.UNSAFE,
+        "source_in_cache",
+        task=job.task,
+        split=job.split,
+        path=name,
+        expected="a source that is not in the directory of the task's cache, under the names of its shards",
+        fix="give another --output_cache_dir, or rename the task or its source's files",
+      )
 
 
 def _check_cache_at(task: seqio.Task, options: CacheOptions) -> None:

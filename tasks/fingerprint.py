@@ -17,6 +17,8 @@ from anystep.manifest import Fingerprint, Manifest
 
 # Of what follows; a cache of another version is read by the program that wrote it.
 _VERSION = 1
+# The source of a cache whose examples another cache had.
+SEQIO_CACHE = "a cache by seqio_cache_tasks"
 _LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
 
 
@@ -59,7 +61,7 @@ def provenance_part(
   if seqio_cache is None:
     source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
   else:
-    source = {"source": "a cache by seqio_cache_tasks", "source_arguments": {"files": _files(seqio_cache)}}
+    source = {"source": SEQIO_CACHE, "source_arguments": {"files": _files(seqio_cache)}}
   return {
     **source,
     "python": platform.python_version(),
@@ -94,8 +96,15 @@ def check_reader(task: seqio.Task, manifest: Manifest) -> None:
 
 def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
-  now = provenance_part(task, seed=manifest.seed, base_seed=manifest.base_seed)
-  difference = first_difference(manifest.fingerprint.provenance, now)
+  cached = manifest.fingerprint.provenance
+  is_adopted = cached["source"] == SEQIO_CACHE
+  now = provenance_part(
+    task, seed=manifest.seed, base_seed=manifest.base_seed, seqio_cache=() if is_adopted else None
+  )
+  if is_adopted:
+    # Its files need not be there any more.
+    now["source_arguments"] = cached["source_arguments"]
+  difference = first_difference(cached, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
 
@@ -128,6 +137,7 @@ def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
   if isinstance(source, seqio.TfdsDataSource):
     described["tfds_name"] = source.tfds_dataset.name
   if isinstance(source, seqio.FileDataSource):
+    described["reader"] = describe(source._reader)
     described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
   return described
 

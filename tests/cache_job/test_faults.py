@@ -164,9 +164,10 @@ def unfinished_examples(root):
 
 def is_spilled(root, split, shard):
   for marker in root.glob(f"small/inner/.building/{split}-*/spill-{shard:05d}.json"):
-    document = json.loads(marker.read_bytes())
-    spill = marker.with_name(document["file"])
-    return spill.exists() and spill.stat().st_size == document["bytes"]
+    files = {
+      marker.with_name(file["name"]): file["bytes"] for file in json.loads(marker.read_bytes())["files"]
+    }
+    return all(path.exists() and path.stat().st_size == size for path, size in files.items())
   return False
 
 

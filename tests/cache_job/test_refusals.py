@@ -203,7 +203,7 @@ CASES = {
   "a task without a placeholder": (task(placeholder=()), (), 78, "placeholder_missing", {"task": NAME}),
   "a preprocessor that takes lengths, before the placeholder": (
     task(cut),
-    ('--task_feature_lengths={"number": 1}',),
+    (),
     78,
     "preprocessors_refused",
     {},

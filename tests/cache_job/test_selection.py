@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
 import re
 import shutil
 
@@ -240,12 +241,16 @@ def test_a_flag_of_seqio_s_logging_is_accepted(built, capsys):
   assert capsys.readouterr().out == "pick_ab: the cache is complete, left as it is\n"
 
 
+# Workers have other current directories.
+PREPARED = str(pathlib.Path("prepared").absolute())
+
+
 class PreparedTexts(small_tasks.NumberedTexts):
   """Gives texts only where TensorFlow Datasets would be read from a folder of this name."""
 
   def get_dataset(self, *args, **kwargs):
     folder = seqio.utils._TFDS_DATA_DIR_OVERRIDE
-    return super().get_dataset(*args, **kwargs).filter(lambda example: tf.constant(folder == "prepared"))
+    return super().get_dataset(*args, **kwargs).filter(lambda example: tf.constant(folder == PREPARED))
 
 
 def test_workers_are_told_where_tensorflow_datasets_lie(tmp_path, monkeypatch):
