@@ -8,6 +8,7 @@ at the end all caches must hold those that the preprocessors give.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -229,10 +230,14 @@ def write_texts(directory: pathlib.Path, num_lines: int) -> None:
 
 
 def _lines_of_stdlib() -> Iterator[bytes]:
+  """Those of files in UTF-8: anystep refuses other texts, which SeqIO caches."""
   directory = pathlib.Path(sysconfig.get_path("stdlib"))
   for path in sorted(directory.rglob("*.py")):
     if path.relative_to(directory).parts[0] not in ("site-packages", "dist-packages"):
-      yield from path.read_bytes().splitlines()
+      content = path.read_bytes()
+      with contextlib.suppress(UnicodeDecodeError):
+        content.decode()
+        yield from content.splitlines()
 
 
 def report(results: Results, num_examples: int) -> str:
