@@ -52,13 +52,13 @@ def failure_of(error: Exception, job: SplitJob, **where: object) -> AnystepError
 
 
 @contextlib.contextmanager
-def disks_told_once() -> Iterator[None]:
-  """Keeps Beam from logging tracebacks of what a disk failed of in a worker, for the parent tells it."""
+def failures_told_once() -> Iterator[None]:
+  """Keeps Beam from logging tracebacks of foreseen failures of workers in this process: the parent tells."""
   logger = logging.getLogger("apache_beam.runners.common")
 
   def is_news(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, AnystepError) and error.code == ExitCode.IO)
+    return not isinstance(error, AnystepError)
 
   logger.addFilter(is_news)
   try:

@@ -9,7 +9,7 @@ import apache_beam as beam
 
 from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
 from anystep.cache_job.completion import complete, describe, remove_left_overs
-from anystep.cache_job.failures import disks_told_once, failure_path, read_failure
+from anystep.cache_job.failures import failures_told_once, failure_path, read_failure
 from anystep.cache_job.final_shards import write_shard
 from anystep.cache_job.index_only import index_split
 from anystep.cache_job.job_lock import locked
@@ -117,7 +117,7 @@ def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
     failure_path(job).unlink(missing_ok=True)
   try:
-    with disks_told_once(), Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
+    with failures_told_once(), Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
       for job in jobs:
         add_split(pipeline, job)
   except Exception as error:
