@@ -282,6 +282,22 @@ def test_bytes_do_not_depend_on_the_number_of_workers(built, tmp_path, monkeypat
   assert digests_of(tmp_path) == digests_of(built(tasks=tasks))
 
 
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ["--runner=BundleBasedDirectRunner"],
+    pytest.param(["--direct_num_workers=4", "--direct_running_mode=multi_threading"], marks=pytest.mark.soak),
+    pytest.param(
+      ["--direct_num_workers=4", "--direct_running_mode=multi_processing"], marks=pytest.mark.soak
+    ),
+  ],
+)
+def test_bytes_do_not_depend_on_the_runner(built, tmp_path, monkeypatch, flags):
+  monkeypatch.setenv("PYTHONPATH", str(TESTS))
+  cache(tmp_path, *flags)
+  assert digests_of(tmp_path) == digests_of(built())
+
+
 def test_bytes_are_those_of_every_earlier_version(built, golden):
   # What may change them is a new compressor in array_record (zstd), and with it the records files alone.
   # Anything else is another order, other seeds or another record format: a new version of it.
