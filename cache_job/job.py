@@ -9,7 +9,7 @@ import apache_beam as beam
 
 from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
 from anystep.cache_job.completion import complete, describe, remove_left_overs
-from anystep.cache_job.failures import failures_told_once, failure_path, read_failure
+from anystep.cache_job.failures import failure_path, failures_told_once, read_failure
 from anystep.cache_job.final_shards import write_shard
 from anystep.cache_job.index_only import index_split
 from anystep.cache_job.job_lock import locked
