@@ -35,6 +35,8 @@ from anystep.tasks.fingerprint import cached_preprocessors
 _BATCH_EXAMPLES = 512
 # What is known of their size shows in the first ones; the larger they are, the fewer come at a time.
 _FIRST_EXAMPLES = 64
+# By the directory of a job, the size at which the batches of its last source range settled.
+_FITTING: dict[str, list[int]] = {}
 _BATCH_BYTES = 1 << 27
 
 
@@ -61,7 +63,9 @@ class ExampleBatches:
     self._source = source
     steps = [] if job.seqio_cache else cached_preprocessors(task, job.cache_at)
     self._step_names = [_step_name(step) for step in steps]
-    self.features = static_features(self._buildable().element_spec, job.task)
+    # To build one takes some 50 ms: the first one that is asked for is this.
+    self._built = self._buildable()
+    self.features = static_features(self._built.element_spec, job.task)
     self.bad = BadExamples(
       limit=job.max_bad_examples,
       source_name=source.name,
@@ -74,7 +78,7 @@ class ExampleBatches:
     Raises:
       AnystepError: as `BadExamples.add`.
     """
-    for place, batch in _batches(self._dataset):
+    for place, batch in _batches(self._dataset, fitting=_FITTING.setdefault(self._job.directory, [])):
       if isinstance(batch, Problem):
         self.bad.add(batch, place=place, example=None)
         continue
@@ -106,12 +110,13 @@ class ExampleBatches:
     return wrong, records
 
   def _dataset(self) -> Any:
-    return preprocessed_dataset(self._task, self._job, self._source)
+    built, self._built = self._built, None
+    return preprocessed_dataset(self._task, self._job, self._source) if built is None else built
 
   def _buildable(self) -> Any:
     """The dataset; where none can be built, whose fault that is."""
     try:
-      return self._dataset()
+      return preprocessed_dataset(self._task, self._job, self._source)
     except AnystepError:
       raise
     except Exception as error:
@@ -159,7 +164,7 @@ class ExampleBatches:
 
 
 def _batches(
-  build: Callable[[], Any], *, of: Mapping[str, Any] | None = None
+  build: Callable[[], Any], *, of: Mapping[str, Any] | None = None, fitting: list[int] | None = None
 ) -> Iterator[tuple[int, Batch | Problem]]:
   """A dataset's examples in batches, or in the place of an example that raises, the problem.
 
@@ -168,6 +173,7 @@ def _batches(
   Args:
     build: makes the dataset, the same one at each call.
     of: the features that are looked at; None for all.
+    fitting: how many examples fit into a batch, as earlier calls found; nothing where none has.
 
   Yields:
     How many examples came before, and the batch.
@@ -176,7 +182,8 @@ def _batches(
 
   from anystep.tasks.tensors import from_tensors
 
-  done, size = 0, _FIRST_EXAMPLES
+  fitting = [] if fitting is None else fitting
+  done, size = 0, fitting[-1] if fitting else _FIRST_EXAMPLES
   while True:
     dataset = build()
     spec = dataset.element_spec
@@ -199,9 +206,10 @@ def _batches(
         done += num_rows
         if num_rows < size:
           return
-        fitting = min(max(size * _BATCH_BYTES // max(_num_bytes(batch), 1), 1), _BATCH_EXAMPLES)
-        if fitting < size or size == _FIRST_EXAMPLES < fitting:
-          size = fitting
+        more = min(max(size * _BATCH_BYTES // max(_num_bytes(batch), 1), 1), _BATCH_EXAMPLES)
+        if more < size or size == _FIRST_EXAMPLES < more:
+          size = more
+          fitting[:] = [size]
           break
       else:
         return
