@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from anystep import names
+from anystep import names, storage
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import FileEntry, canonical_json, is_count
@@ -233,7 +233,7 @@ def _writable_directory(cache: Cache, key: str) -> epath.Path:
     except OSError as error:
       tried.append(str(error))
       continue
-    if _is_remote(root) or os.access(root / key, os.W_OK):
+    if storage.is_remote(root) or os.access(root / key, os.W_OK):
       return root / key
     tried.append(f"{root / key} cannot be written")
   raise _unwritable("; ".join(tried))
@@ -249,18 +249,9 @@ def _unwritable(got: str) -> AnystepError:
   )
 
 
-def _is_remote(path: epath.Path) -> bool:
-  return "://" in str(path)
-
-
 def _write_whole(path: epath.Path, content: bytes) -> None:
-  partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
   try:
-    if _is_remote(path):
-      path.write_bytes(content)
-    else:
-      partial.write_bytes(content)
-      partial.replace(path)
+    storage.put(path, content)
   except OSError as error:
     raise _unwritable(str(error)) from error
 
@@ -294,7 +285,7 @@ def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_feat
   if found != file.sha256:
     raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=file.sha256, got=found, fix=_REMAKE)
   # Local files are mapped: memory goes to what needs it more.
-  if _is_remote(path):
+  if storage.is_remote(path):
     table = np.load(io.BytesIO(content), allow_pickle=False)
   else:
     table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -16,10 +16,10 @@ from anystep import containers, names, storage
 from anystep.cache_job.final_shards import find_shard
 from anystep.cache_job.job_lock import LOCK, locked
 from anystep.cache_job.sorted_spills import all_spills
-from anystep.cache_job.split_job import SplitJob, file_of, read_plan, source_ranges
+from anystep.cache_job.split_job import SplitJob, file_of, job_incomplete, read_plan, source_ranges
 from anystep.cache_job.split_stats import merged_stats
-from anystep.cache_job.task_work import BUILDING, TaskWork, task_fingerprint
-from anystep.errors import AnystepError, ExitCode
+from anystep.cache_job.task_work import BUILDING, TaskWork, buildings, task_fingerprint
+from anystep.errors import AnystepError
 from anystep.manifest import AS_IS, FileEntry, Manifest, SourceShard, canonical_json
 
 _Result = TypeVar("_Result")
@@ -73,7 +73,7 @@ def _check_placed(directory: epath.Path, manifest: Manifest) -> None:
   for entry in entries:
     path = directory / entry.name
     if not path.exists() or path.stat().length != entry.bytes:
-      raise _incomplete(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
+      raise job_incomplete(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
 
 
 def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
@@ -102,9 +102,8 @@ def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
 def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:
   """Removes what made complete splits, by this job and others; what another split's job left stays for it."""
   building = directory / BUILDING
-  for path in building.iterdir() if building.exists() else ():
-    if path.name.rpartition("-")[0] in splits:
-      path.rmtree()
+  for path in buildings(directory, splits):
+    path.rmtree()
   if building.exists() and not any(building.iterdir()):
     building.rmdir()
 
@@ -173,17 +172,5 @@ def _described(job: SplitJob, name: str, text: str, *, records: int = 1) -> File
 def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
   """What the workers left, which must be there by now."""
   if result is None:
-    raise _incomplete(job.task, job.split, job.directory, what)
+    raise job_incomplete(job.task, job.split, job.directory, what)
   return result
-
-
-def _incomplete(task: str, split: str, path: epath.PathLike, expected: str) -> AnystepError:
-  return AnystepError(
-    ExitCode.IO,
-    "job_incomplete",
-    task=task,
-    split=split,
-    path=path,
-    expected=expected,
-    fix="run the same command again; what is finished is kept",
-  )

@@ -23,6 +23,7 @@ from anystep.cache_job.split_job import (
   file_of,
   find_marker,
   is_whole,
+  job_incomplete,
   put_marker,
   read_plan,
   source_ranges,
@@ -78,13 +79,7 @@ def all_spills(job: SplitJob) -> list[Spill]:
   for source in source_ranges(job):
     spill = find_spill(job, source.number)
     if spill is None:
-      raise AnystepError(
-        ExitCode.IO,
-        "job_incomplete",
-        path=job.directory,
-        expected=f"the spill of {source.name}",
-        fix="run the same command again; what is finished is kept",
-      )
+      raise job_incomplete(job.task, job.split, job.directory, f"the spill of {source.name}")
     spills.append(spill)
   return spills
 

@@ -13,7 +13,8 @@ from etils import epath
 
 from anystep import storage
 from anystep.cache_job.spill_files import SpillFile
-from anystep.manifest import Fingerprint, canonical_json
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import canonical_json
 
 # The numbers in the names of what is finished.
 _MARKER = re.compile(r"(count|spill|sorted|final)-(\d+)\.json\Z")
@@ -52,12 +53,12 @@ class SplitJob:
   max_bad_examples: int
   determinism_check: float
 
-  def identity(self, fingerprint: Fingerprint) -> str:
-    """Names what decides the bytes: what an earlier run left is taken up only where this is the same."""
+  def identity(self, reader: Mapping[str, Any]) -> str:
+    """Names what decides the bytes, with the fingerprint's reader part: only the same is taken up again."""
     decides = dataclasses.asdict(self)
     for name in ("directory", "modules", "max_bad_examples", "determinism_check"):
       del decides[name]
-    return hashlib.sha256(canonical_json([decides, fingerprint.reader]).encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical_json([decides, reader]).encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,19 @@ def finished_items(job: SplitJob) -> dict[str, set[int]]:
 def file_of(job: SplitJob, name: str) -> epath.Path:
   """A file in the job's directory."""
   return epath.Path(job.directory) / name
+
+
+def job_incomplete(task: str, split: str, path: epath.PathLike, expected: str) -> AnystepError:
+  """The error of what workers should have left and did not."""
+  return AnystepError(
+    ExitCode.IO,
+    "job_incomplete",
+    task=task,
+    split=split,
+    path=path,
+    expected=expected,
+    fix="run the same command again; what is finished is kept",
+  )
 
 
 def is_whole(job: SplitJob, name: str, size: int) -> bool:

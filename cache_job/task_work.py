@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import seqio
 from etils import epath
@@ -31,6 +31,7 @@ from anystep.tasks.fingerprint import (
   check_reader,
   fingerprint,
   first_difference,
+  reader_part,
 )
 
 BUILDING = ".building"
@@ -166,6 +167,13 @@ def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
   )
 
 
+def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
+  """Where jobs of these splits, by whatever options, have left what they make in a task's directory."""
+  building = directory / BUILDING
+  paths = building.iterdir() if building.exists() else ()
+  return [path for path in paths if path.name.rpartition("-")[0] in splits]
+
+
 def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
   """Makes the directories that workers write to, with what made earlier work theirs or not.
 
@@ -174,12 +182,10 @@ def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> Non
   """
   for work in works:
     for job in work.jobs:
-      directory = epath.Path(job.directory)
-      if not options.resume and directory.parent.exists():
-        for left in directory.parent.iterdir():
-          if left.name.rpartition("-")[0] == job.split:
-            left.rmtree()
-      directory.mkdir(parents=True, exist_ok=True)
+      if not options.resume:
+        for left in buildings(work.directory, [job.split]):
+          left.rmtree()
+      epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
       _check_provenance(work.task, job)
 
 
@@ -286,7 +292,8 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     determinism_check=options.determinism_check,
   )
   _check_source_apart(job, directory)
-  identity = job.identity(task_fingerprint(task, job))
+  lengths = job.task_feature_lengths
+  identity = job.identity(reader_part(task, cache_at=job.cache_at, task_feature_lengths=lengths))
   return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from anystep import storage
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
 from anystep.names import COMMIT_SUCCESS, DATA_PLAN
@@ -192,9 +193,7 @@ def _flush_to_disk(directory: epath.Path) -> None:
     return
   for folder, _, names in os.walk(directory):
     for path in [*(os.path.join(folder, name) for name in names), folder]:
-      descriptor = os.open(path, os.O_RDONLY)
-      os.fsync(descriptor)
-      os.close(descriptor)
+      storage.sync(path)
 
 
 def _compare(path: epath.Path, noted: dict[str, Any], found: dict[str, Any]) -> None:
