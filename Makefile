@@ -31,7 +31,7 @@ clean:
 
 # The newest versions that setup.py allows.
 lock:
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --extra dev --no-emit-index-url --no-emit-find-links --no-header --no-annotate setup.py -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --extra dev --extra t5 --no-emit-index-url --no-emit-find-links --no-header --no-annotate setup.py -o requirements.lock
 
 $(VENV)/installed: requirements.lock setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)

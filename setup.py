@@ -37,6 +37,8 @@ TRAIN = [
   "tensorboard>=2.18",
   "tensorstore>=0.1.70",
 ]
+# Tokenizers and datasets of the Hugging Face hub.
+HUGGINGFACE = ["datasets>=3", "tokenizers>=0.20"]
 DEV = [
   "grain>=0.2.10",
   "hypothesis>=6",
@@ -71,8 +73,11 @@ setup(
   extras_require={
     "cache": CACHE,
     "train": TRAIN,
-    "all": sorted({*CACHE, *TRAIN}),
-    "dev": sorted({*CACHE, *TRAIN, *DEV}),
+    "huggingface": HUGGINGFACE,
+    "all": sorted({*CACHE, *TRAIN, *HUGGINGFACE}),
+    "dev": sorted({*CACHE, *TRAIN, *HUGGINGFACE, *DEV}),
+    # What users bring, for tests: the lock leaves out what it would put over SeqIO (pyproject.toml).
+    "t5": ["t5==0.9.4"],
   },
   entry_points={
     "console_scripts": [
