@@ -30,6 +30,7 @@ from anystep.plan import Plan
 from anystep.python_transforms import Filter, Map, MapBatch, RandomMap
 from anystep.read_pool import ReadPool
 from anystep.stream import Stream, open_stream
+from anystep.tombstones import TombstoneList
 from anystep.transforms import Records, Transform
 
 if _TYPE_CHECKING:
@@ -61,6 +62,7 @@ __all__ = [
   "ReadPool",
   "Records",
   "Stream",
+  "TombstoneList",
   "Transform",
   "batch_digest",
   "open_cache",

@@ -25,6 +25,8 @@ def what_was_at(
 ) -> Iterator[dict[str, Any]]:
   """The rows of a step's batch with design section 10's keys; padding rows are left out.
 
+  An example that has no loss weight there also has the key `tombstone`.
+
   Args:
     plan: one that knows its caches (`Plan.on_caches`).
     caches: of the plan's tasks, by name.
@@ -126,7 +128,11 @@ def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterat
 def _row(
   plan: Plan, step: int, row: int, task: str, where: Mapping[str, int], examples: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  own = [dict(example) for example in examples]
+  since = plan.silent_steps.since(task, np.array([example["index"] for example in examples]))
+  own = [
+    {**example, "tombstone": True} if first <= step else dict(example)
+    for example, first in zip(examples, since.tolist(), strict=True)
+  ]
   return {"step": step, "row": row, "task": task, "split": plan.split, **where, "examples": own}
 
 

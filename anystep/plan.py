@@ -23,6 +23,7 @@ from anystep.packing import PackingPolicy
 from anystep.planned_tables import check_packed_alike, made_tables, table_for, table_missing
 from anystep.planned_task import PlannedTask
 from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
+from anystep.tombstones import SilentSteps, TombstoneList, Tombstones
 from anystep.transforms import Transforms, transforms_by_task
 from anystep.unit_tables import UnitTable, find_unit_table
 
@@ -63,6 +64,7 @@ class Plan:
     rate_unit: what the segments' rates count, `examples` or `units`.
     tasks: the caches of every task that any segment has, by name.
     segments: by start_step; of those that start at one step the last counts.
+    tombstones: examples that keep their rows without being learned from; in the JSON where there are any.
     unit_tables: of the tasks that have one, by name. Not in the JSON: `on_caches` puts it back.
     shard_units: units of each shard, `(S,) int64`, of tasks whose shards may differ by more than one, as
       with a table and in layout `as_is`. Not in the JSON either.
@@ -77,6 +79,7 @@ class Plan:
   segments: Sequence[Segment]
   packing: PackingPolicy = PackingPolicy.NONE
   rate_unit: str = "examples"
+  tombstones: Sequence[Tombstones] = ()
   unit_tables: Mapping[str, UnitTable] = dataclasses.field(default_factory=dict, compare=False, repr=False)
   shard_units: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -92,6 +95,7 @@ class Plan:
       rate_unit=self.rate_unit in ("examples", "units"),
       segments=starts[:1] == [0] and starts == sorted(starts),
       tasks=all(name in self.tasks for segment in self.segments for name in segment.tasks),
+      tombstones=all(isinstance(entry, Tombstones) for entry in self.tombstones),
     )
     # The mixture's first stretch is computed now: no batch, least of all the first, waits for it.
     self.segments[-1].mixing.draws(0, 1)
@@ -283,6 +287,38 @@ class Plan:
       reason=f"{reason}: where tasks stood that had left",
     )
     return self._with_segments([position, standing], self.tasks)
+
+  def tombstone(self, step: int, lists: Iterable[TombstoneList], *, trained_steps: int = 0) -> Plan:
+    """The plan whose batches from a step on have no loss weight where the listed examples are.
+
+    Rows, and everything else in them, stay as they are.
+
+    Args:
+      step: the first step without their loss.
+      lists: of examples of the plan's tasks. Those that have no loss by then are not taken up again.
+      trained_steps: as in `change`.
+
+    Raises:
+      AnystepError: 78 `task_unknown`, `split`, `step_trained`, `data_ended`; 76 `plan_cache` for a list of
+        another cache's examples.
+    """
+    self._check_future(step, trained_steps)
+    tombstones = list(self.tombstones)
+    for entry in lists:
+      _require(entry.split == self.split, "split", self.split, f"{entry.split} of {entry.task}")
+      _require(entry.task in self.tasks, "task_unknown", nearest(entry.task, self.tasks), entry.task)
+      self.tasks[entry.task].check_manifest(entry.task, entry.manifest_sha256)
+      indices = np.array(entry.indices, np.int64)
+      new = indices[SilentSteps(tombstones).since(entry.task, indices) > step]
+      if new.size:
+        by_task = {entry.task: new.tolist()}
+        tombstones.append(Tombstones(start_step=step, indices=by_task, reason=entry.reason))
+    return dataclasses.replace(self, tombstones=tuple(tombstones))
+
+  @functools.cached_property
+  def silent_steps(self) -> SilentSteps:
+    """Since when the plan's tombstones count."""
+    return SilentSteps(self.tombstones)
 
   @functools.cached_property
   def task_names(self) -> list[str]:
@@ -481,13 +517,14 @@ class Plan:
 
   def to_json(self) -> str:
     """The plan's text: equal plans are equal bytes."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in UNSAID}
-    document = {
-      "version": PLAN_VERSION,
-      **fields,
-      "tasks": {name: dataclasses.asdict(task) for name, task in self.tasks.items()},
-      "segments": [dataclasses.asdict(segment) for segment in self.segments],
+    left_out = UNSAID if self.tombstones else UNSAID | {"tombstones"}
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+    several = {
+      name: [dataclasses.asdict(entry) for entry in fields[name]]
+      for name in fields.keys() & {"segments", "tombstones"}
     }
+    tasks = {name: dataclasses.asdict(task) for name, task in self.tasks.items()}
+    document = {"version": PLAN_VERSION, **fields, **several, "tasks": tasks}
     return canonical_json(document, indent=1) + "\n"
 
   @property
@@ -552,7 +589,15 @@ class Plan:
     )
     packing = PackingPolicy(document.pop("packing"))
     epoch_policy = EpochPolicy(document.pop("epoch_policy"))
-    return cls(**document, packing=packing, epoch_policy=epoch_policy, tasks=tasks, segments=segments)
+    tombstones = tuple(Tombstones(**entry) for entry in document.pop("tombstones", ()))
+    return cls(
+      **document,
+      packing=packing,
+      epoch_policy=epoch_policy,
+      tasks=tasks,
+      segments=segments,
+      tombstones=tombstones,
+    )
 
 
 def _check_asked(

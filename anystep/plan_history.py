@@ -78,6 +78,14 @@ def totals(plan: Plan, trained_steps: int | None = None) -> dict[str, Any]:
       }
       for name in plan.task_names
     },
+    "tombstones": [
+      {
+        "start_step": entry.start_step,
+        "examples": {name: len(indices) for name, indices in entry.indices.items()},
+        "reason": entry.reason,
+      }
+      for entry in plan.tombstones
+    ],
   }
 
 
@@ -89,11 +97,12 @@ def differences(one: Plan, other: Plan) -> list[Difference]:
 def first_different_step(one: Plan, other: Plan) -> int | None:
   """The first step at which two plans' batches are of different rows; None where they never are.
 
-  Where a task has another cache, or later epochs another order, that is the first step which needs it.
+  Where a task has another cache, or later epochs another order, that is the first step which needs it; where
+  tombstones differ, the first from which an example has no loss in one of the plans alone.
   """
   if one.split != other.split:
     return 0
-  steps = [_units_differ(one, other), _ends_differ(one, other)]
+  steps = [_units_differ(one, other), _ends_differ(one, other), _tombstones_differ(one, other)]
   steps += [
     _first_step_from(one, name, unit)
     for name in one.tasks.keys() & other.tasks.keys()
@@ -113,7 +122,10 @@ def _document(plan: Plan) -> dict[str, Any]:
   fields = dataclasses.fields(plan)
   document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*UNSAID, "segments"}}
   document["tasks"] = {name: dataclasses.asdict(task) for name, task in plan.tasks.items()}
-  return document | {"segments": named}
+  tombstones: dict[str, dict[str, int]] = {}
+  for task, index, step in plan.silent_steps.items():
+    tombstones.setdefault(task, {})[str(index)] = step
+  return document | {"segments": named, "tombstones": tombstones}
 
 
 def _differences(name: str, one: Any, other: Any) -> Iterator[Difference]:
@@ -177,6 +189,12 @@ def _rows_of_steps(segment: Segment, start: int, steps: int, names: list[str]) -
   task = np.array([names.index(name) for name in segment.mixing.names])[rows.task]
   columns = np.stack([task, rows.unit], axis=-1).reshape(segment.lanes, steps, -1, 2)
   return columns.swapaxes(0, 1).reshape(steps, segment.batch_size, 2)
+
+
+def _tombstones_differ(one: Plan, other: Plan) -> int | None:
+  """The first step from which an example has no loss in one plan alone."""
+  only_one = set(one.silent_steps.items()) ^ set(other.silent_steps.items())
+  return min((step for _, _, step in only_one), default=None)
 
 
 def _ends_differ(one: Plan, other: Plan) -> int | None:

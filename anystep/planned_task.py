@@ -73,15 +73,7 @@ class PlannedTask:
     found = dataclasses.asdict(PlannedTask.of(cache, table))
     for field, value in dataclasses.asdict(self).items():
       if found[field] != value:
-        raise AnystepError(
-          ExitCode.MISMATCH,
-          "plan_cache",
-          task=name,
-          field=field,
-          expected=value,
-          got=found[field],
-          fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
-        )
+        raise _other_cache(name, field, expected=value, got=found[field])
     for feature, length in (cache.manifest.task_feature_lengths or {}).items():
       if feature_lengths.get(feature, length) != length:
         raise AnystepError(
@@ -93,6 +85,27 @@ class PlannedTask:
           got=length,
           fix="ask for the lengths that the task was cached for, or cache it for these",
         )
+
+  def check_manifest(self, name: str, manifest_sha256: str) -> None:
+    """Refuses what was said of another cache of the task.
+
+    Raises:
+      AnystepError: 76 `plan_cache`.
+    """
+    if manifest_sha256 != self.manifest_sha256:
+      raise _other_cache(name, "manifest_sha256", expected=self.manifest_sha256, got=manifest_sha256)
+
+
+def _other_cache(task: str, field: str, *, expected: object, got: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.MISMATCH,
+    "plan_cache",
+    task=task,
+    field=field,
+    expected=expected,
+    got=got,
+    fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
+  )
 
 
 def _is_sha256(value: object) -> bool:

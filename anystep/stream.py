@@ -20,6 +20,7 @@ from anystep.memory import keep_freed_memory
 from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
 from anystep.record_reader import UnitRecords
 from anystep.task_examples import TaskExamples
+from anystep.tombstones import without_loss
 from anystep.transforms import Transform, Transforms, transforms_by_task
 
 __all__ = ["Stream", "find_cache", "open_stream"]
@@ -221,18 +222,18 @@ class Stream(Iterator[Rows]):
     """The batches of some steps, read and parsed together."""
     return self._converted(*self._read(steps))
 
-  def _read(self, steps: range) -> tuple[list[np.ndarray], UnitRecords]:
-    """Which rows of some steps are no padding, `(rows,) bool` each, and the records of those."""
+  def _read(self, steps: range) -> tuple[range, list[np.ndarray], UnitRecords]:
+    """Some steps, which rows of them are no padding, `(rows,) bool` each, and the records of those."""
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
     real = [np.ones(len(task), bool) if known is None else known for task, _, known in units]
     all_real = np.concatenate(real)
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
-    return real, self._examples.read(task, unit)
+    return steps, real, self._examples.read(task, unit)
 
   def _converted_of(self, read: concurrent.futures.Future) -> list[Rows]:
     return self._converted(*read.result())
 
-  def _converted(self, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
+  def _converted(self, steps: range, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
     """The batches that records were read for."""
     examples, counts = self._examples.examples(read)
     example_stops = row_stops = np.cumsum([np.count_nonzero(own) for own in real])
@@ -241,8 +242,12 @@ class Stream(Iterator[Rows]):
       own_counts = np.split(counts, row_stops[:-1])
       example_stops = np.append(0, np.cumsum(counts))[row_stops]
     parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
+    silent: Sequence[np.ndarray | None] = [None] * len(real)
+    if self.plan.tombstones:
+      since = np.split(self._examples.silent_since(read.where), example_stops[:-1])
+      silent = [first <= step for first, step in zip(since, steps, strict=True)]
     return [
-      self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k])
+      self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k], silent[k])
       for k in range(len(real))
     ]
 
@@ -259,14 +264,23 @@ class Stream(Iterator[Rows]):
     real = planned.task != PADDING_TASK
     return self._examples.examples(self._examples.read(planned.task[real], planned.unit[real]))
 
-  def convert(self, examples: Batch, real: np.ndarray, counts: np.ndarray | None = None) -> Rows:
+  def convert(
+    self,
+    examples: Batch,
+    real: np.ndarray,
+    counts: np.ndarray | None = None,
+    silent: np.ndarray | None = None,
+  ) -> Rows:
     """The model's features of rows, with zeros in those that are not real.
 
     Args:
       examples: of the real rows. counts: how many each has, as `examples` gives them.
       real: which rows are no padding, `(rows,) bool`.
+      silent: which examples have no loss weight, `(examples,) bool`; None for none.
     """
     converted = self._feature_converter(examples, self.plan.feature_lengths, counts)
+    if silent is not None:
+      converted = without_loss(converted, silent, counts)
     return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
 
   def seek(self, step: int) -> None:

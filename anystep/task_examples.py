@@ -13,6 +13,7 @@ from anystep.manifest import Feature
 from anystep.packing import PackingPolicy
 from anystep.plan import BatchRows, Plan
 from anystep.record_reader import RecordReader, UnitRecords
+from anystep.tombstones import NEVER
 from anystep.transforms import Records, Transform
 from anystep.unit_tables import REMAKE_TABLE
 
@@ -73,6 +74,15 @@ class TaskExamples:
       return batch, None
     self._check_lengths(batch, read)
     return batch, read.counts
+
+  def silent_since(self, where: BatchRows) -> np.ndarray:
+    """The first step without loss of the records that lie at some places, `(records,) int64`."""
+    since = np.full(len(where.task), NEVER)
+    for k in np.unique(where.task).tolist():
+      own = np.flatnonzero(where.task == k)
+      indices = self._caches[k].index_of(where.shard[own], where.place[own])
+      since[own] = self._plan.silent_steps.since(self._names[k], indices)
+    return since
 
   def _examples(self, records: list[bytes], where: BatchRows) -> Batch:
     if not any(self._transforms):

@@ -56,7 +56,7 @@ def print_table(
 
 def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> None:
   """Prints a plan's history and totals, as `history` and `totals` give them."""
-  facts = {name: value for name, value in whole.items() if name != "tasks"}
+  facts = {name: value for name, value in whole.items() if name not in ("tasks", "tombstones")}
   facts["num_steps"] = "the data never ends" if whole["num_steps"] is None else whole["num_steps"]
   lengths = [f"{name} {length:,}" for name, length in whole["feature_lengths"].items()]
   facts["feature_lengths"] = ", ".join(lengths)
@@ -76,6 +76,13 @@ def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) 
       own, reason = ["", "", ""], ""
   header = ("from step", "batch size", "lanes", "task", "rate", "share", "first unit", "epoch", "reason")
   print_table("History", header, rows, left=("task", "reason"))
+  rows = [
+    (entry["start_step"], name, count, entry["reason"])
+    for entry in whole["tombstones"]
+    for name, count in entry["examples"].items()
+  ]
+  if rows:
+    print_table("Tombstones", ("from step", "task", "examples", "reason"), rows, left=("task", "reason"))
 
 
 def print_differences(found: Sequence[Difference], step: int | None) -> None:

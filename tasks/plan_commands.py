@@ -35,6 +35,7 @@ from anystep.tasks.data_sources import (
   task_readers,
 )
 from anystep.tasks.data_tables import print_batch, print_differences, print_objects, print_plan
+from anystep.tombstones import TombstoneList
 
 
 def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]) -> list[Any]:
@@ -60,7 +61,12 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
   skip = add(plans, "skip", _skip, text, add_plan_flags)
   add_steps_flag(skip, required=True)
   skip.add_argument("--reason", help="why, for people")
-  for command in (start, change, skip):
+  text = "write the plan in which listed examples have no loss weight from a step on"
+  tombstone = add(plans, "tombstone", _tombstone, text, add_plan_flags)
+  text = "a list that anystep-data tombstone wrote; may be repeated"
+  tombstone.add_argument("--list", action="append", required=True, metavar="FILE", help=text)
+  add_step_flag(tombstone, "the first step without their loss")
+  for command in (start, change, skip, tombstone):
     command.add_argument("--output", required=True, metavar="FILE", help="where the plan goes")
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
   batch = add(plans, "batch", _batch, "print the rows of a step, without reading a cache", *anything)
@@ -123,6 +129,17 @@ def _skip(arguments: argparse.Namespace) -> None:
     steps.start, steps.stop, trained_steps=trained_steps, reason=arguments.reason
   )
   _write_plan(skipped, arguments)
+
+
+def _tombstone(arguments: argparse.Namespace) -> None:
+  source = _named_plan(arguments)
+  lists = [TombstoneList.read(path) for path in arguments.list]
+  before = source.known_plan
+  plan = before.tombstone(arguments.step, lists, trained_steps=source.trained_steps or 0)
+  write_output(arguments.output, plan.to_json(), arguments.overwrite)
+  new = plan.tombstones[len(before.tombstones) :]
+  count = sum(len(indices) for entry in new for indices in entry.indices.values())
+  print(f"{arguments.output}: from step {arguments.step} on {count:,} examples less, sha256 {plan.sha256}")
 
 
 def _named_plan(arguments: argparse.Namespace) -> Source:

@@ -81,6 +81,7 @@ def test_totals_tell_what_holds_for_the_whole_plan():
       "a": {"num_units": 23, "num_shards": 4, "block_records": 4, **preshuffled},
       "b:inner": {"num_units": 10, "num_shards": 2, "block_records": 4, **preshuffled},
     },
+    "tombstones": [],
   }
   assert totals(start())["num_steps"] is None
 
