@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
+from anystep.errors import AnystepError, ExitCode
 from anystep.example_writing import serialize_examples
 from anystep.examples import Ragged
-from anystep.manifest import Feature
 
-# Rows that are decoded at a time: so many, and of so many bytes by what the file says of their row group.
-_DECODED_ROWS = 1024
+# Of the rows that are decoded at a time, by what the file says of their row group.
 _DECODED_BYTES = 1 << 24
 # What is read at a time of a column's chunk, which may be as large as the file.
 _READ_BYTES = 1 << 22
-# Arrow's names of what numpy names otherwise.
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # What tf.train.Example, which has float32 and int64, would not give back as it was.
 _INEXACT = ("float64", "uint64")
 
@@ -75,23 +72,25 @@ class ParquetRows:
     with open_file() as file:
       self._metadata = parquet().read_metadata(file)
     schema = self._metadata.schema.to_arrow_schema()
-    names = schema.names if columns is None else columns
-    self.features = {name: self._feature(schema, name) for name in sorted(names)}
+    self.features = column_features(schema, path, columns)
     self._groups = [self._metadata.row_group(k) for k in range(self._metadata.num_row_groups)]
     self.group_rows = np.array([group.num_rows for group in self._groups], np.int64)
 
   def __len__(self) -> int:
     return int(self.group_rows.sum())
 
-  def batches(self) -> Iterator[dict[str, Ragged | np.ndarray]]:
-    """All rows, some at a time, each column as one batch.
+  def batches(self, groups: Iterable[int] | None = None) -> Iterator[dict[str, Ragged | np.ndarray]]:
+    """All rows, or those of some row groups, some at a time, each column as one batch.
 
     Raises:
       AnystepError: 65 `column_null`.
     """
-    for group in range(len(self.group_rows)):
+    starts = np.cumsum(self.group_rows) - self.group_rows
+    for group in range(len(self.group_rows)) if groups is None else groups:
+      start = int(starts[group])
       for batch in self._decoded(group):
-        yield self._columns(batch)
+        yield columns_of(batch, self.features, self._path, rows=range(start, start + len(batch)))
+        start += len(batch)
 
   def read_records(self, places: np.ndarray) -> list[bytes]:
     """Rows as serialized `tf.train.Example`; a row group with some of them is decoded once, to the last.
@@ -108,7 +107,8 @@ class ParquetRows:
       start = stops[group] - self.group_rows[group]
       first, last = np.searchsorted(places, [start, stops[group]]).tolist()
       for batch in self._decoded(group, places[first:last] - start):
-        records += _serialized(self._columns(batch))
+        rows = places[len(records) : len(records) + len(batch)]
+        records += _serialized(columns_of(batch, self.features, self._path, rows=rows))
     return records
 
   def check_records(self) -> None:
@@ -122,52 +122,19 @@ class ParquetRows:
     """
     for name, feature in self.features.items():
       if feature.dtype in _INEXACT:
-        raise self._wrong_form(name, feature.dtype)
+        raise wrong_form(self._path, name, feature.dtype)
     doubtful = [name for name in self.features if self._may_have_nulls(name)]
+    start = 0
     for group in range(len(self.group_rows) if doubtful else 0):
       for batch in self._decoded(group, columns=doubtful):
         for name in doubtful:
-          self._flat(name, batch.column(name))
+          flat_values(batch.column(name), name, self._path, rows=range(start, start + len(batch)))
+        start += len(batch)
 
   def _may_have_nulls(self, name: str) -> bool:
     chunks = [group.column(k) for group in self._groups for k in range(group.num_columns)]
     own = [chunk.statistics for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
     return any(statistics is None or statistics.null_count != 0 for statistics in own)
-
-  def _feature(self, schema: Any, name: str) -> Feature:
-    import pyarrow as pa
-
-    if schema.get_field_index(name) < 0:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "column_missing",
-        path=self._path,
-        feature=name,
-        expected=f"one column of this name among {', '.join(schema.names)}",
-        got=f"{schema.names.count(name)}",
-        fix=f"name one of the columns that the file has, such as {nearest(name, schema.names)}",
-      )
-    kind, shape = schema.field(name).type, []
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-      shape, kind = [None], kind.value_type
-    while pa.types.is_fixed_size_list(kind) and kind.list_size:
-      shape, kind = [*shape, kind.list_size], kind.value_type
-    if _is_text(kind):
-      return Feature(dtype="string", shape=tuple(shape))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-      return Feature(dtype=_FLOATS.get(str(kind), str(kind)), shape=tuple(shape))
-    raise self._wrong_form(name, schema.field(name).type)
-
-  def _wrong_form(self, name: str, got: object) -> AnystepError:
-    return AnystepError(
-      ExitCode.CONFIG,
-      "feature_form",
-      path=self._path,
-      feature=name,
-      expected="integers that int64 holds, bool, float16, float32 or texts, or lists of them",
-      got=str(got),
-      fix="leave the column out of those that are read, or write it anew in one of these types",
-    )
 
   def _decoded(
     self, group: int, wanted: np.ndarray | None = None, *, columns: Sequence[str] | None = None
@@ -180,7 +147,7 @@ class ParquetRows:
     with self._open_file() as opened:
       file = parquet().ParquetFile(opened, metadata=self._metadata, buffer_size=_READ_BYTES, pre_buffer=False)
       batches = file.iter_batches(
-        max(min(fitting, _DECODED_ROWS), 1),
+        max(min(fitting, DECODED_ROWS), 1),
         row_groups=[group],
         columns=list(self.features if columns is None else columns),
         use_threads=False,
@@ -198,37 +165,6 @@ class ParquetRows:
         start = stop
     if start != rows:
       raise ValueError(f"row group {group} has {start} rows in place of {rows}")
-
-  def _columns(self, batch: Any) -> dict[str, Ragged | np.ndarray]:
-    columns: dict[str, Ragged | np.ndarray] = {}
-    for name, feature in self.features.items():
-      values = _numpy(self._flat(name, batch.column(name)))
-      if not feature.sequence:
-        columns[name] = values
-        continue
-      length, *inner = feature.shape
-      if length is None:
-        lengths = batch.column(name).value_lengths().to_numpy().astype(np.int64)
-      else:
-        lengths = np.full(len(batch), length, np.int64)
-      columns[name] = Ragged(values.reshape(lengths.sum(), *inner), lengths)
-    return columns
-
-  def _flat(self, name: str, column: Any) -> Any:
-    """A column's values without its lists, none of which is missing."""
-    while not column.null_count and hasattr(column, "flatten"):
-      column = column.flatten()
-    if column.null_count:
-      raise AnystepError(
-        ExitCode.DATA,
-        "column_null",
-        path=self._path,
-        feature=name,
-        expected="a value in every row: records have no nulls",
-        got=f"{column.null_count} nulls among {len(column)} values",
-        fix="write the file anew with a value in their place, or leave the column out of those that are read",
-      )
-    return column
 
 
 def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> ParquetRows:
@@ -248,49 +184,6 @@ def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> 
       got=str(error),
       fix="fetch or write the file anew",
     ) from error
-
-
-def check_same_columns(
-  path: object, found: Mapping[str, Feature], *, expected: Mapping[str, Feature]
-) -> None:
-  """Refuses a file whose columns are not those of another.
-
-  Raises:
-    AnystepError: 78 `files_differ`.
-  """
-  for name in sorted({*found, *expected}):
-    if found.get(name) != expected.get(name):
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "files_differ",
-        path=path,
-        feature=name,
-        expected=_shown(expected.get(name)),
-        got=_shown(found.get(name)),
-        fix="write the files anew with the same columns, or name those that are read",
-      )
-
-
-def _shown(feature: Feature | None) -> str:
-  return "no column" if feature is None else f"{feature.dtype}{list(feature.shape)}"
-
-
-def _is_text(kind: Any) -> bool:
-  import pyarrow as pa
-
-  return pa.types.is_fixed_size_binary(kind) or kind in (
-    *(pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.binary(), pa.large_binary(), pa.binary_view()),
-  )
-
-
-def _numpy(values: Any) -> np.ndarray:
-  """Arrow's values; texts as bytes, for a record has no others."""
-  import pyarrow as pa
-
-  if _is_text(values.type):
-    return np.fromiter(values.cast(pa.large_binary()).to_pylist(), object, len(values))
-  return values.to_numpy(zero_copy_only=False)
 
 
 def _serialized(columns: Mapping[str, Ragged | np.ndarray]) -> list[bytes]:

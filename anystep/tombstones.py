@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -200,5 +201,5 @@ def _are_indices(values: object) -> bool:
     isinstance(values, (list, tuple))
     and bool(values)
     and all(map(is_count, values))
-    and all(a < b for a, b in zip(values, values[1:], strict=False))
+    and all(a < b for a, b in itertools.pairwise(values))
   )

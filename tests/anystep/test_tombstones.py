@@ -28,6 +28,7 @@ CONVERTERS = {
   "decoder": DecoderConverter(),
   "maxtext": MaxTextConverter(),
 }
+ORDERS = [{}, {"packing": "best_fit"}, {"packing": "greedy", "batch_size": 4}]
 # By feature, where the model's loss is weighed and the numbers of the packed examples there.
 WEIGHTS = {"decoder_loss_weights": "decoder_segment_ids", "targets_segmentation": "targets_segmentation"}
 
