@@ -34,6 +34,7 @@ TRAIN = [
   "matplotlib>=3.9",
   "optax>=0.2.4",
   "orbax-checkpoint>=0.11",
+  "sacrebleu>=2.3",
   "tensorboard>=2.18",
   "tensorstore>=0.1.70",
 ]
