@@ -85,6 +85,7 @@ setup(
       "anystep-cache = anystep.cache_job.main:run",
       "anystep-data = anystep.tasks.data_main:run",
       "anystep-train = anystep.train.main:run",
+      "anystep-vocab = anystep.tasks.vocabulary_main:run",
     ]
   },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,23 @@ class Cache:
       return names.record_path(self.root, entry.name)
     return self.directory / entry.name
 
+  @property
+  def vocabularies(self) -> dict[str, str]:
+    """By feature, the sha256 of the file of its vocabulary, of which the task's directory has a copy."""
+    found = self.manifest.fingerprint.provenance.get("vocabularies")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+  def vocabulary(self, sha256: str) -> bytes:
+    """The copy of the file that a vocabulary is made of.
+
+    Raises:
+      AnystepError: 65 `file_missing`, `file_changed`; 77 `vocabulary_name`.
+    """
+    path = names.vocabulary_path(self.directory, sha256)
+    content = _content(path)
+    _check_sha256(path, sha256, content)
+    return content
+
   def check_files(self) -> None:
     """Compares names and sizes of all files with the manifest: one listing of each directory.
 
@@ -280,10 +297,10 @@ class Cache:
       self._check_head(entry)
 
   def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
-    """Reads every byte of every file and compares it with the manifest.
+    """Reads every byte of every file, copies of vocabularies among them, and compares it with the manifest.
 
     Args:
-      report: called with the number of bytes read so far, after each file.
+      report: called with the number of bytes read so far, after each of the manifest's files.
 
     Raises:
       AnystepError: 65 `file_changed`, `file_missing` name the first file that differs.
@@ -294,6 +311,8 @@ class Cache:
       _check_content(path, entry, _content(path))
       done_bytes += entry.bytes
       report(done_bytes)
+    for sha256 in sorted(set(self.vocabularies.values())):
+      self.vocabulary(sha256)
 
   def _check_head(self, entry: FileEntry) -> None:
     path = self.path_of(entry)
@@ -348,8 +367,10 @@ def _content(path: epath.Path, size: int = -1) -> bytes:
 
 
 def _check_content(path: epath.Path, entry: FileEntry, content: bytes) -> None:
+  _check_sha256(path, entry.sha256, content)
+
+
+def _check_sha256(path: epath.Path, sha256: str, content: bytes) -> None:
   found = hashlib.sha256(content).hexdigest()
-  if found != entry.sha256:
-    raise AnystepError(
-      ExitCode.DATA, "file_changed", path=path, expected=entry.sha256, got=found, fix=_RESTORE
-    )
+  if found != sha256:
+    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=sha256, got=found, fix=_RESTORE)

@@ -183,6 +183,12 @@ def _vocabulary(vocabulary: Any) -> dict[str, Any]:
   }
   if isinstance(vocabulary, _seqio_class("SentencePieceVocabulary")):
     return described | {"content_sha256": _sha256(vocabulary.sp_model)}
+  if hasattr(type(vocabulary), "content_sha256") and hasattr(type(vocabulary), "special_tokens"):
+    # A vocabulary that says itself what file it is made of, and how that is read.
+    return described | {
+      "content_sha256": vocabulary.content_sha256,
+      "special_tokens": describe(vocabulary.special_tokens),
+    }
   if type(vocabulary) in (_seqio_class("ByteVocabulary"), _seqio_class("PassThroughVocabulary")):
     return described
   return described | {"values": _plain_attributes(vocabulary)}

@@ -9,12 +9,16 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\Z")
 
 COMPLETED = "COMPLETED"
 
 # A unit table's header, written last.
 UNIT_TABLE = "units.json"
+
+# Below a task's directory, copies of the files that its vocabularies are made of.
+VOCABULARIES = "vocabularies"
 
 # What a trainer leaves for `anystep-data`: the plan, where its caches are, a whole checkpoint's marker.
 DATA_PLAN, DATA_CACHES, COMMIT_SUCCESS = "data_plan.json", "data_caches.json", "commit_success.txt"
@@ -62,6 +66,15 @@ def offsets_name(split: str, shard: int, num_shards: int, *, container: str = "t
   return f"{records_name(split, container, shard, num_shards)}-offsets.npy"
 
 
+def vocabulary_path(directory: epath.PathLike, sha256: str) -> epath.Path:
+  """The path of the copy of a vocabulary's file below a task's directory.
+
+  Raises:
+    AnystepError: 77 `vocabulary_name` for what is no sha256.
+  """
+  return epath.Path(directory) / VOCABULARIES / _check(sha256, "vocabulary", pattern=_SHA256)
+
+
 def units_name(split: str, shard: int, num_shards: int) -> str:
   """The name of a shard's part of a unit table."""
   return f"{_check(split, 'split')}.units-{shard:05d}-of-{num_shards:05d}.npy"
@@ -100,11 +113,16 @@ def shard_pattern(split: str) -> re.Pattern[str]:
 
 def _check(name: str, what: str, *, pattern: re.Pattern[str] = _PART) -> str:
   if not isinstance(name, str) or not pattern.match(name):
-    parts = "" if pattern is _PART else ", in one or several parts joined by '/'"
+    allowed = "letters, digits, '_', '-', '.' (not first)"
+    expected = {
+      _PART: allowed,
+      _PATH: f"{allowed}, in one or several parts joined by '/'",
+      _SHA256: "a sha256, 64 hexadecimal digits",
+    }
     raise AnystepError(
       ExitCode.UNSAFE,
       f"{what}_name",
-      expected=f"letters, digits, '_', '-', '.' (not first){parts}",
+      expected=expected[pattern],
       got=repr(name),
       fix=f"rename the {what}: its name becomes part of a path",
     )

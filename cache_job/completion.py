@@ -21,6 +21,7 @@ from anystep.cache_job.split_stats import merged_stats
 from anystep.cache_job.task_work import BUILDING, TaskWork, buildings, task_fingerprint
 from anystep.errors import AnystepError
 from anystep.manifest import AS_IS, FileEntry, Manifest, SourceShard, canonical_json
+from anystep.tasks.vocabulary_copies import keep_copies, remove_unused_copies
 
 _Result = TypeVar("_Result")
 
@@ -46,6 +47,7 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
     storage.put(directory / names.manifest_name(job.split), manifest.to_json().encode())
     _remove_what_was_here(directory, manifest)
     _check_placed(directory, manifest)
+  keep_copies(work.task, directory, manifests.values())
   storage.sync(directory)
   made = {
     split: hashlib.sha256(manifest.to_json().encode()).hexdigest() for split, manifest in manifests.items()
@@ -54,6 +56,7 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
   # A worker's double may still be writing: the next job tidies up after it.
   with contextlib.suppress(OSError):
     _remove_buildings(directory, {**work.kept, **made})
+    remove_unused_copies(directory, {**work.kept, **made})
   return dataclasses.replace(work, manifests=manifests)
 
 

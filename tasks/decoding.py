@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from anystep.cache import Cache
 from anystep.examples import Ragged
 
 
@@ -62,6 +64,22 @@ def vocabularies(tasks: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     name: {key: f.vocabulary for key, f in task.output_features.items() if _has_text(f.vocabulary)}
     for name, task in tasks.items()
   }
+
+
+def kept_vocabularies(caches: Mapping[str, Cache]) -> dict[str, dict[str, Any]]:
+  """By task, the vocabularies that can be made of its cache alone, as `cached_vocabularies` says.
+
+  Imports SeqIO and TensorFlow where a cache says what its vocabularies are; none where SeqIO is missing.
+  """
+  telling = [c for c in caches.values() if c.manifest.fingerprint.reader.get("output_features")]
+  if not telling or importlib.util.find_spec("seqio") is None:
+    return {}
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    from anystep.tasks.vocabulary_copies import cached_vocabularies
+  return {name: cached_vocabularies(cache) for name, cache in caches.items()}
 
 
 def printable(text: str) -> str:

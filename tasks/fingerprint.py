@@ -11,9 +11,13 @@ from typing import Any
 import seqio
 from etils import epath
 
+from anystep.cache import Cache
 from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Fingerprint, Manifest
+from anystep.tasks.vocabularies import HuggingFaceVocabulary
+from anystep.tasks.vocabulary_copies import use_copies, vocabulary_digests
+from anystep.tasks.vocabulary_files import watch_models
 
 # Of what follows; a cache of another version is read by the program that wrote it.
 _VERSION = 1
@@ -37,7 +41,11 @@ def reader_part(
   """What a reader's registered task must have in common with the one that was cached, as JSON.
 
   Functions that a preprocessor merely calls are not covered.
+
+  Raises:
+    AnystepError: 66 `vocabulary_missing` where a vocabulary's file is not there.
   """
+  watch_models()
   return {
     "version": _VERSION,
     "task": task.name,
@@ -62,21 +70,33 @@ def provenance_part(
     source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
   else:
     source = {"source": SEQIO_CACHE, "source_arguments": {"files": _files(seqio_cache)}}
+  # Said of vocabularies that have files alone: other tasks' manifests are older than the words.
+  digests = vocabulary_digests(task)
+  of_vocabularies = {"vocabularies": digests} if digests else {}
+  tokenizers = ("tokenizers",) if _uses_tokenizers(task) else ()
   return {
     **source,
+    **of_vocabularies,
     "python": platform.python_version(),
-    "libraries": {name: _version(name) for name in _LIBRARIES},
+    "libraries": {name: _version(name) for name in (*_LIBRARIES, *tokenizers)},
     "seed": seed,
     "base_seed": base_seed,
   }
 
 
-def check_reader(task: seqio.Task, manifest: Manifest) -> None:
+def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = None) -> None:
   """Refuses a registered task that would not make the cached examples.
 
+  Args:
+    task: registered.
+    manifest: of its cache.
+    cache: whose copies stand in, from now on, for files of the task's vocabularies that are gone.
+
   Raises:
-    AnystepError: 76 `task_changed` names the first item that differs.
+    AnystepError: 76 `task_changed` names the first item that differs; 66 `vocabulary_missing`.
   """
+  if cache is not None:
+    use_copies(task, cache)
   registered = reader_part(
     task, cache_at=manifest.cache_at, task_feature_lengths=manifest.task_feature_lengths
   )
@@ -104,6 +124,9 @@ def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   if is_adopted:
     # Its files need not be there any more.
     now["source_arguments"] = cached["source_arguments"]
+  if "vocabularies" not in cached:
+    # The cache is older than the word; what its vocabularies hold is the reader part's.
+    now.pop("vocabularies", None)
   difference = first_difference(cached, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
@@ -162,6 +185,10 @@ def first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, A
         return difference
     return None
   return None if cached == now else (path, cached, now)
+
+
+def _uses_tokenizers(task: seqio.Task) -> bool:
+  return any(isinstance(f.vocabulary, HuggingFaceVocabulary) for f in task.output_features.values())
 
 
 def _version(name: str) -> str | None:

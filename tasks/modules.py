@@ -19,6 +19,11 @@ def import_modules(names: Iterable[str]) -> None:
     AnystepError: 78 `module_import`, with what the import said.
   """
   look_here_first()
+  if "seqio" in sys.modules:
+    from anystep.tasks.vocabulary_files import watch_models
+
+    # A module may read a vocabulary as it is imported.
+    watch_models()
   for name in names:
     try:
       importlib.import_module(name)
@@ -70,7 +75,7 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
         fix="name the module that registers it with --module_import, or leave that out",
       )
     found[name] = seqio.TaskRegistry.get(name)
-    check_reader(found[name], cache.manifest)
+    check_reader(found[name], cache.manifest, cache=cache)
   return found
 
 

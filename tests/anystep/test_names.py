@@ -105,6 +105,16 @@ def test_no_file_leads_out_of_the_root(name):
   assert not {"", ".", ".."} & set(path.parts)
 
 
+@pytest.mark.parametrize("name", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64, f"../{'0' * 61}", 7, None])
+def test_a_vocabularys_copy_has_a_sha256_for_a_name(name):
+  sha256 = "0123456789abcdef" * 4
+  assert names.vocabulary_path("/cache/t", sha256).as_posix() == f"/cache/t/vocabularies/{sha256}"
+  with pytest.raises(AnystepError) as failure:
+    names.vocabulary_path("/cache/t", name)
+  assert (failure.value.code, failure.value.kind) == (77, "vocabulary_name")
+  assert failure.value.fields == {"expected": "a sha256, 64 hexadecimal digits", "got": repr(name)}
+
+
 def test_files_have_seqios_names():
   assert names.manifest_name("train") == "manifest.train.json"
   assert names.info_name("train") == "info.train.json"
