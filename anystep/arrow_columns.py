@@ -72,8 +72,6 @@ def flat_values(column: Any, name: str, path: object, *, rows: Sequence[int] | n
   values = column
   while not values.null_count and hasattr(values, "flatten"):
     values = values.flatten()
-  if hasattr(values, "dictionary_decode"):
-    values = values.dictionary_decode()
   if values.null_count:
     row = next(k for k, value in enumerate(column.to_pylist()) if _has_null(value))
     raise AnystepError(
@@ -149,8 +147,6 @@ def _feature(schema: Any, path: object, name: str) -> Feature:
     shape, kind = [None], kind.value_type
   while pa.types.is_fixed_size_list(kind) and kind.list_size:
     shape, kind = [*shape, kind.list_size], kind.value_type
-  if pa.types.is_dictionary(kind):
-    kind = kind.value_type
   if _is_text(kind):
     return Feature(dtype="string", shape=tuple(shape))
   if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):

@@ -58,6 +58,15 @@ def _finish_mix(z: np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
   return z
 
 
+def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) -> int:
+  """The seed that SeqIO's preprocessors get for a source shard (design section 4).
+
+  >>> preprocess_seed("demo", "train", 0, 3)
+  235544420
+  """
+  return int(round_keys("preprocess", task, split, base_seed, source_shard)[0] % np.uint64(1 << 31))
+
+
 def sub_keys(keys: np.ndarray, x: np.ndarray | int) -> np.ndarray:
   """Keys for each number x, derived from a set of keys: k_j becomes mix(k_j ^ mix(x + 1)).
 

@@ -12,19 +12,10 @@ from anystep.cache_job.beam_options import import_in_worker
 from anystep.cache_job.failures import one_line
 from anystep.cache_job.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError
-from anystep.permutation import round_keys
+from anystep.permutation import preprocess_seed
 
 # TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.
 _building = threading.Lock()
-
-
-def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) -> int:
-  """The seed that SeqIO's preprocessors get for a source shard (design section 4).
-
-  >>> preprocess_seed("demo", "train", 0, 3)
-  235544420
-  """
-  return int(round_keys("preprocess", task, split, base_seed, source_shard)[0] % np.uint64(1 << 31))
 
 
 def registered_task(job: SplitJob) -> Any:

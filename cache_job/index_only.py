@@ -15,6 +15,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from anystep import containers, names, storage
+from anystep.arrow_columns import check_same_columns
 from anystep.cache_job.example_checks import known_features
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.split_job import SplitJob
@@ -23,7 +24,8 @@ from anystep.checked_file import part_checksums, part_table
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import parse_example
 from anystep.manifest import AS_IS, Feature, FileEntry, Manifest, SourceShard
-from anystep.parquet_rows import check_same_columns, open_parquet
+from anystep.parquet_rows import open_parquet
+from anystep.tasks.sources import files_of
 
 # Of a TFRecord: the length of its data and that length's checksum before it, the data's checksum after it.
 _LENGTH = struct.Struct("<Q")
@@ -56,8 +58,9 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
     AnystepError: 78 `file_outside_root`, `source_decodes`, `feature_form`, `files_differ`; 65
       `file_container`, `column_null`; 77 `file_name`.
   """
-  record_names = [_name_below(options.cache_dir, path) for path in job.source_shards]
-  scans = [_scan(epath.Path(path)) for path in job.source_shards]
+  files = files_of(task.source, job.split)
+  record_names = [_name_below(options.cache_dir, path) for path in files]
+  scans = [_scan(epath.Path(path)) for path in files]
   for scan in scans:
     if scan.container != scans[0].container:
       raise _other_container(scan.path, f"{scans[0].container}, as {scans[0].path.name}")
@@ -71,7 +74,7 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
     entry, offsets = _described(scan, name)
     record_files.append(entry)
     if offsets is not None:
-      offsets_files.append(_offsets_entry(job, shard, scan.container, offsets))
+      offsets_files.append(_offsets_entry(job, shard, scan, offsets, num_shards=len(files)))
   return Manifest(
     layout=AS_IS,
     task=job.task,
@@ -178,21 +181,29 @@ def _check_examples(
   task: seqio.Task, job: SplitJob, scans: list[_Scan], features: dict[str, Feature]
 ) -> None:
   """Compares the first example as the source gives it with the record: a source may do more than read."""
-  for shard, scan in enumerate(scans):
-    if not scan.records:
-      continue
-    record = _first_record(scan, features)
-    shard_info = seqio.ShardInfo(index=shard, num_shards=len(scans))
-    dataset = task.source.get_dataset(split=job.split, shuffle=False, shard_info=shard_info)
-    expected = next(dataset.as_numpy_iterator())
-    try:
-      found = parse_example(record, features)
-      same = all(_same(found[name], value) for name, value in expected.items())
-    except AnystepError:
-      same = False
-    if not same:
-      raise _decodes(job, scan.path, "something else than the first record")
+  scan = next((scan for scan in scans if scan.records), None)
+  if scan is None:
     return
+  record = _first_record(scan, features)
+  expected = _first_example(task, job)
+  try:
+    found = parse_example(record, features)
+    same = expected is not None and all(_same(found[name], value) for name, value in expected.items())
+  except AnystepError:
+    same = False
+  if not same:
+    raise _decodes(job, scan.path, "something else than the first record")
+
+
+def _first_example(task: seqio.Task, job: SplitJob) -> dict[str, np.ndarray] | None:
+  """The source's first example; None where it has none."""
+  # A source's shards may be parts of files.
+  for shard in range(len(job.source_shards)):
+    shard_info = seqio.ShardInfo(index=shard, num_shards=len(job.source_shards))
+    dataset = task.source.get_dataset(split=job.split, shuffle=False, shard_info=shard_info)
+    for example in dataset.take(1).as_numpy_iterator():
+      return example
+  return None
 
 
 def _first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
@@ -242,8 +253,10 @@ def _described(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
   return entry, part_table(checksums) if scan.container == containers.PARQUET else scan.offsets
 
 
-def _offsets_entry(job: SplitJob, shard: int, container: str, offsets: np.ndarray) -> FileEntry:
-  name = names.offsets_name(job.split, shard, len(job.source_shards), container=container)
+def _offsets_entry(
+  job: SplitJob, shard: int, scan: _Scan, offsets: np.ndarray, *, num_shards: int
+) -> FileEntry:
+  name = names.offsets_name(job.split, shard, num_shards, container=scan.container)
   path = epath.Path(job.directory) / name
   with storage.new_file(path) as file:
     np.save(file, offsets, allow_pickle=False)

@@ -149,6 +149,8 @@ def fingerprint(
 
 def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
   """What a source reads, as far as its kind shows it; places on this machine are left out."""
+  if hasattr(source, "described"):
+    return source.described()
   plain = {
     name.lstrip("_"): value
     for name, value in sorted(vars(source).items())

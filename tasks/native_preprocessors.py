@@ -12,7 +12,7 @@ import seqio
 
 from anystep.examples import Batch, Ragged
 from anystep.manifest import Feature
-from anystep.tasks.preprocessors import random_chunk, span_corruption, span_corruption_chunk
+from anystep.tasks.preprocessors import lm, random_chunk, span_corruption, span_corruption_chunk
 from anystep.tasks.span_corruption import corrupted_spans, noise_counts, random_chunks
 
 # What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
@@ -140,6 +140,8 @@ def _step_of(
     return _span_corruption(features, outputs, lengths, **options)
   if preprocessor is random_chunk and not options.keys() - {"feature"} and "output_features" not in bound:
     return _random_chunk(features, lengths, **options)
+  if preprocessor is lm and not bound and "inputs" not in outputs:
+    return _random_chunk(features, lengths)
   if options:
     return None
   limited = [name for name in features if name in outputs and lengths.get(name) is not None]

@@ -12,6 +12,8 @@ from anystep.errors import AnystepError, ExitCode
 
 Features = Mapping[str, tf.Tensor]
 
+_CUT_EXAMPLES = 64
+
 
 def cut_into_pieces(
   dataset: tf.data.Dataset, *, piece_bytes: int, feature: str = "text", output: str = "targets"
@@ -43,6 +45,40 @@ def cut_into_pieces(
   return dataset.flat_map(pieces)
 
 
+def cut_into_token_pieces(
+  dataset: tf.data.Dataset, *, piece_tokens: int, feature: str = "targets"
+) -> tf.data.Dataset:
+  """Cuts each example's tokens into pieces of one length, the last one shorter; to stand before the cache.
+
+  Args:
+    dataset: examples with tokens, `(tokens,)`.
+    piece_tokens: length of a piece.
+    feature: the tokens' name.
+
+  Returns:
+    A dataset of `{feature: piece}`. No token is lost; an example without tokens gives no piece.
+  """
+
+  def pieces(examples: Features) -> Features:
+    tokens = examples[feature]
+    if not isinstance(tokens, tf.RaggedTensor):
+      tokens = tf.RaggedTensor.from_tensor(tokens)
+    lengths = tokens.row_lengths()
+    counts = -(-lengths // piece_tokens)
+    places = tf.range(tf.reduce_sum(counts)) - tf.repeat(tf.cumsum(counts, exclusive=True), counts)
+    piece_lengths = tf.minimum(tf.repeat(lengths, counts) - places * piece_tokens, piece_tokens)
+    return {feature: tf.RaggedTensor.from_row_lengths(tokens.flat_values, piece_lengths, validate=False)}
+
+  # Some examples at a time: a dataset for each would take longer than the cutting.
+  batches = dataset.map(lambda example: {feature: example[feature]}).ragged_batch(_CUT_EXAMPLES)
+  return batches.map(pieces).unbatch().map(lambda piece: {feature: tf.ensure_shape(piece[feature], [None])})
+
+
+def without_empty_texts(dataset: tf.data.Dataset, *, feature: str = "targets") -> tf.data.Dataset:
+  """Leaves out examples whose text is empty, or white space alone."""
+  return dataset.filter(lambda example: tf.strings.length(tf.strings.strip(example[feature])) > 0)
+
+
 def random_chunk(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, feature: str = "targets"
 ) -> tf.data.Dataset:
@@ -53,6 +89,59 @@ def random_chunk(
     return {**example, feature: _random_chunk(example[feature], sequence_length[feature], seed)}
 
   return take(dataset)
+
+
+def lm(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+) -> tf.data.Dataset:
+  """Language modelling, one example to one: `targets` are what `random_chunk` takes of them.
+
+  Where the task has `inputs`, for an encoder, they are empty. No room is left for an end token: it ends the
+  document, and so belongs before the cache.
+  """
+  chunks = random_chunk(dataset, sequence_length)
+  if "inputs" not in output_features:
+    return chunks
+  return chunks.map(lambda example: {**example, "inputs": example["targets"][:0]})
+
+
+def prefix_lm(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+  """Continuing a text, one example to one (Raffel et al. 2020, section 3.2.3).
+
+  Of each example's `targets` a random chunk is taken that is as long as the longer of the lengths, and cut at
+  a random place: `inputs` are what stands before it, `targets` what follows. Both have a token where there
+  are two, and every place at which both fit is equally likely. No room is left for an end token: it ends the
+  document, and so belongs before the cache.
+
+  Args:
+    dataset: examples with `targets`, `(tokens,)`.
+    sequence_length: tokens of `inputs` and `targets`.
+
+  Raises:
+    AnystepError: 78 `feature_length` where one of them has no room.
+  """
+  inputs_tokens, targets_tokens = (sequence_length[name] for name in ("inputs", "targets"))
+  if min(inputs_tokens, targets_tokens) < 1:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_length",
+      expected="room for a token each",
+      got={"inputs": inputs_tokens, "targets": targets_tokens},
+      fix="lengthen TASK_FEATURE_LENGTHS",
+    )
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def cut(example: Features, seeds):
+    tokens = _random_chunk(example["targets"], max(inputs_tokens, targets_tokens), seeds[0])
+    size = tf.size(tokens)
+    first = tf.maximum(tf.maximum(size - targets_tokens, tf.minimum(size - 1, 1)), 0)
+    last = tf.maximum(tf.minimum(size - 1, inputs_tokens), first)
+    place = tf.random.stateless_uniform([], seeds[1], minval=first, maxval=last + 1, dtype=tf.int32)
+    return {**example, "inputs": tokens[:place], "targets": tokens[place:]}
+
+  return cut(dataset)
 
 
 def span_corruption(

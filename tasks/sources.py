@@ -1,82 +1,76 @@
-"""Sources for SeqIO tasks that SeqIO has none of."""
+"""Sources for SeqIO tasks that SeqIO has none of, and which files can be trained from as they are."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.examples import Ragged
-from anystep.manifest import Feature
-from anystep.parquet_rows import check_same_columns, open_parquet
+from anystep import containers
+from anystep.tasks.array_record_source import ArrayRecordDataSource
+from anystep.tasks.file_sources import (
+  ArrowDataSource,
+  CsvDataSource,
+  JsonLinesDataSource,
+  ParquetDataSource,
+  TextDataSource,
+)
+from anystep.tasks.held_out_source import HeldOutDataSource
+from anystep.tasks.huggingface_source import HuggingFaceDataSource
+from anystep.tasks.rows_source import FilesSource
+
+__all__ = [
+  "ArrayRecordDataSource",
+  "ArrowDataSource",
+  "CsvDataSource",
+  "HeldOutDataSource",
+  "HuggingFaceDataSource",
+  "JsonLinesDataSource",
+  "ParquetDataSource",
+  "TextDataSource",
+  "files_as_is",
+  "files_of",
+  "random_access",
+]
 
 
-class ParquetDataSource(seqio.FileDataSource):
-  """The rows of Parquet files, in their order: a column is a feature, a list a sequence.
+def random_access(source: seqio.DataSource) -> bool:
+  """Whether a source's files can be trained from as they are (layout `as_is`); no file is looked at."""
+  return _container(source) is not None
 
-  A shard is a file. Columns are integers, bool, floats, texts, lists and fixed-size lists of these, and the
-  same in every file of every split. Texts are bytes, as everywhere in TensorFlow.
 
-  Args:
-    split_to_filepattern: by split a pattern of files, or several.
-    columns: those that are read; None for all.
-    num_input_examples: rows by split, where they are known.
+def files_as_is(source: seqio.DataSource) -> tuple[str, dict[str, list[str]]] | None:
+  """The container and the files by split of a source that can be trained from as it is; None of others.
+
+  Examples of the source are the files' records, one after the other. What else layout `as_is` asks of files
+  (no nulls, nothing that records do not hold, TFRecords that are not compressed) shows when they are indexed.
+
+  Returns:
+    `array_record`, `tfrecord` or `parquet`, and paths in the order of the examples.
 
   Raises:
-    AnystepError: of its datasets: 78 `feature_form` for a column of another type, `column_missing`,
-      `package_missing`; `files_differ` for a file with other columns than the first. While rows are read,
-      TensorFlow makes an error of its own of them, and of 65 `column_null`.
+    AnystepError: 66 `files_missing`.
   """
-
-  def __init__(
-    self,
-    split_to_filepattern: Mapping[str, str | Iterable[str]],
-    columns: Sequence[str] | None = None,
-    *,
-    num_input_examples: Mapping[str, int] | None = None,
-  ):
-    self._columns = None if columns is None else list(columns)
-    super().__init__(self._rows_of, split_to_filepattern, num_input_examples=num_input_examples)
-
-  # A graph made of Python's code would hide whose errors they are.
-  @tf.autograph.experimental.do_not_convert
-  def _rows_of(self, path: tf.Tensor) -> tf.data.Dataset:
-    # The elements' types are asked for before there is a path.
-    first = next(files[0] for split in sorted(self.splits) if (files := self.list_shards(split)))
-    features = open_parquet(first, self._columns).features
-    signature = {name: _spec(feature) for name, feature in features.items()}
-    batches = functools.partial(_batches, columns=self._columns, features=features)
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature, args=[path]).unbatch()
-    # A row of what is ragged is a tensor, which TensorFlow does not say of it.
-    return dataset.map(
-      lambda example: {name: tf.ensure_shape(example[name], f.shape) for name, f in features.items()}
-    )
+  container = _container(source)
+  if container is None:
+    return None
+  return container, {split: files_of(source, split) for split in source.splits}
 
 
-def _spec(feature: Feature) -> tf.TypeSpec:
-  """What some rows of a column are to TensorFlow."""
-  dtype, shape = tf.as_dtype(feature.dtype), [None, *feature.shape]
-  if None in feature.shape:
-    return tf.RaggedTensorSpec(shape, dtype, ragged_rank=1)
-  return tf.TensorSpec(shape, dtype)
+def files_of(source: seqio.FileDataSource, split: str) -> list[str]:
+  """The files of a split, in the order of the examples: where large ones are cut, its shards are not those.
+
+  Raises:
+    AnystepError: 66 `files_missing`, of sources of this package.
+  """
+  return list(source.list_files(split) if isinstance(source, FilesSource) else source.list_shards(split))
 
 
-def _batches(
-  path: bytes, *, columns: Sequence[str] | None, features: Mapping[str, Feature]
-) -> Iterator[dict[str, Any]]:
-  rows = open_parquet(path.decode(), columns)
-  check_same_columns(path.decode(), rows.features, expected=features)
-  for batch in rows.batches():
-    yield {name: _tensor(column, features[name]) for name, column in batch.items()}
-
-
-def _tensor(column: Ragged | np.ndarray, feature: Feature) -> Any:
-  if not isinstance(column, Ragged):
-    return column
-  if None in feature.shape:
-    return tf.RaggedTensor.from_row_lengths(column.values, column.lengths, validate=False)
-  return column.values.reshape(len(column), *feature.shape)
+def _container(source: seqio.DataSource) -> str | None:
+  if isinstance(source, ParquetDataSource):
+    return containers.PARQUET
+  if isinstance(source, ArrayRecordDataSource):
+    return containers.ARRAY_RECORD
+  # A reader of another class may read something else.
+  if isinstance(source, seqio.TFExampleDataSource) and source.reader_cls is tf.data.TFRecordDataset:
+    return containers.TFRECORD
+  return None

@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.permutation import round_keys
+from anystep.permutation import preprocess_seed
 
 _TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
@@ -98,7 +98,7 @@ def _unwrapped(step: Callable) -> Callable:
 
 
 def _shard_dataset(task: seqio.Task, split: str, number: int, num_shards: int) -> tf.data.Dataset:
-  seed = int(round_keys("preprocess", task.name, split, 0, number)[0] % np.uint64(1 << 31))
+  seed = preprocess_seed(task.name, split, 0, number)
   tf.random.set_seed(0)
   dataset = task.source.get_dataset(
     split=split,

@@ -10,7 +10,16 @@ import seqio
 import tensorflow as tf
 
 from anystep.errors import AnystepError
-from anystep.tasks.preprocessors import cut_into_pieces, random_chunk, span_corruption, span_corruption_chunk
+from anystep.tasks.preprocessors import (
+  cut_into_pieces,
+  cut_into_token_pieces,
+  lm,
+  prefix_lm,
+  random_chunk,
+  span_corruption,
+  span_corruption_chunk,
+  without_empty_texts,
+)
 
 NUM_SPECIAL_IDS, NUM_BYTES = 3, 256
 
@@ -72,6 +81,27 @@ class TestCutIntoPieces:
     assert pieces_of([b"a\nb"], 1, feature="body", output="inputs") == [[b"a\n", b"b"]]
 
 
+@pytest.mark.parametrize("piece_tokens", [1, 3, 64])
+def test_token_pieces_are_of_one_length_but_the_last_and_lose_nothing(piece_tokens):
+  sizes = [*range(9), 0, 200, 64, 0, 129, *[7] * 100]
+  starts = np.cumsum([0, *sizes])
+  ragged = tf.RaggedTensor.from_row_lengths(tf.range(int(starts[-1])), sizes)
+  dataset = tf.data.Dataset.from_tensor_slices({"targets": ragged, "other": sizes})
+  pieces = cut_into_token_pieces(dataset, piece_tokens=piece_tokens)
+  assert pieces.element_spec == {"targets": tf.TensorSpec([None], tf.int32)}
+  expected = [
+    list(range(start, min(start + piece_tokens, stop)))
+    for first, stop in itertools.pairwise(starts.tolist())
+    for start in range(first, stop, piece_tokens)
+  ]
+  assert [piece["targets"].tolist() for piece in pieces.as_numpy_iterator()] == expected
+
+
+def test_texts_of_white_space_are_left_out():
+  dataset = tf.data.Dataset.from_tensor_slices({"targets": ["a", "", " \n\t", " b"]})
+  assert [row["targets"] for row in without_empty_texts(dataset).as_numpy_iterator()] == [b"a", b" b"]
+
+
 def seeded(preprocessor, examples, *args, map_seed=0, **kwargs):
   """What a preprocessor makes of `targets`, drawn as SeqIO draws; one result for each."""
   lengths = [len(example) for example in examples]
@@ -111,6 +141,48 @@ class TestRandomChunk:
   def test_takes_the_feature_it_is_told(self):
     (result,) = seeded(random_chunk, [range(9)], {"number": 3, "targets": 4}, feature="targets")
     assert len(result["targets"]) == 4
+
+
+class TestLm:
+  def test_targets_are_those_of_random_chunk_and_inputs_empty_where_the_task_has_them(self):
+    examples = [np.arange(size) for size in range(30)]
+    lengths = {"inputs": 4, "targets": 16}
+    chunks = seeded(random_chunk, examples, lengths)
+    for names in (("targets",), ("inputs", "targets")):
+      results = seeded(lm, examples, lengths, {name: FEATURES[name] for name in names})
+      for chunk, result in zip(chunks, results, strict=True):
+        assert sorted(result) == list(names)
+        np.testing.assert_array_equal(result["targets"], chunk["targets"])
+        assert "inputs" not in names or (len(result["inputs"]), result["inputs"].dtype) == (0, np.int32)
+
+
+class TestPrefixLm:
+  @pytest.mark.parametrize("lengths", [(8, 8), (12, 3), (3, 12), (1, 1), (1, 5)])
+  def test_inputs_and_targets_together_are_a_run_that_fits(self, lengths):
+    lengths = dict(zip(("inputs", "targets"), lengths, strict=True))
+    examples = [np.arange(size) + 100 for size in range(30)]
+    for example, result in zip(examples, seeded(prefix_lm, examples, lengths), strict=True):
+      both = np.concatenate([result["inputs"], result["targets"]])
+      assert len(both) == min(len(example), max(lengths.values()))
+      if len(both):
+        np.testing.assert_array_equal(both, np.arange(both[0], both[0] + len(both)))
+      assert all(len(result[name]) <= length for name, length in lengths.items())
+      assert len(result["targets"]) or not len(example)
+      if len(both) > 1:
+        assert len(result["inputs"])
+
+  @pytest.mark.parametrize(("lengths", "places"), [((8, 8), range(1, 8)), ((12, 4), range(8, 12))])
+  def test_cuts_at_every_place_that_fits_equally_often(self, lengths, places):
+    lengths = dict(zip(("inputs", "targets"), lengths, strict=True))
+    counts = collections.Counter(len(r["inputs"]) for r in seeded(prefix_lm, [range(20)] * 1500, lengths))
+    assert sorted(counts) == list(places)
+    assert chi_square(list(counts.values())) < 22.5  # 0.999 quantile with 6 degrees of freedom
+
+  def test_refuses_lengths_without_room(self):
+    with pytest.raises(AnystepError) as caught:
+      seeded(prefix_lm, [range(9)], {"inputs": 0, "targets": 5})
+    assert (caught.value.code, caught.value.kind) == (78, "feature_length")
+    assert caught.value.fields["got"] == {"inputs": 0, "targets": 5}
 
 
 def features_with(extra_ids, *, add_eos=True):

@@ -51,15 +51,18 @@ CASES = {
     "int32",
     7,
   ),
+  "lm": ([append_eos, reference.lm], {"targets": 7}, "int32", 7),
 }
 
 
 def task_of(chain, dtype):
+  # A task with inputs gets them empty of lm.
+  outputs = ["targets"] if reference.lm in chain else LONG
   return seqio.Task(
     "corrupted",
     source=seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=["train"]),
     preprocessors=[seqio.CacheDatasetPlaceholder(), *chain],
-    output_features={name: seqio.Feature(VOCABULARY, dtype=tf.as_dtype(dtype)) for name in LONG},
+    output_features={name: seqio.Feature(VOCABULARY, dtype=tf.as_dtype(dtype)) for name in outputs},
   )
 
 
