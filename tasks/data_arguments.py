@@ -14,6 +14,7 @@ from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.manifest import is_count
 from anystep.packing import PackingPolicy
+from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 
 # Beyond, arithmetic on the units of large batches would leave int64.
 _STEP_LIMIT = 1 << 48
@@ -45,8 +46,9 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rates_flag(parser: Any, text: str) -> None:
-  """The flag for a mixture's rates."""
-  parser.add_argument("--rates", action="append", type=_rates, metavar="A=1,B=0.5", help=text)
+  """The flag for a mixture's rates, which may name its caches too, as MaxText's mixtures do."""
+  text += "; or MaxText's: FILE.json, or CACHE_DIR/A,1;CACHE_DIR/B,0.5"
+  parser.add_argument("--rates", action=_AddRates, metavar="A=1,B=0.5", help=text)
 
 
 def add_order_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,7 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--lanes", type=int, help="default: as batch size and shards allow")
   group.add_argument("--rate_unit", choices=["examples", "units"], help="what rates count; default examples")
   text = 'tokens per feature, as JSON: {"inputs": 512}'
-  group.add_argument("--feature_lengths", type=_feature_lengths, metavar="JSON", help=text)
+  group.add_argument("--feature_lengths", type=feature_lengths_json, metavar="JSON", help=text)
   text = "how many examples share a row; default none"
   group.add_argument("--packing", choices=[policy.value for policy in PackingPolicy], help=text)
   add_module_import_flag(group)
@@ -159,7 +161,7 @@ def wrong(kind: str, expected: str, got: object) -> AnystepError:
   )
 
 
-def _feature_lengths(text: str) -> dict[str, int]:
+def feature_lengths_json(text: str) -> dict[str, int]:
   """A flag's feature lengths, `{"inputs": 512}`."""
   try:
     lengths = json.loads(text)
@@ -177,10 +179,26 @@ def _names(text: str) -> list[str]:
   return found
 
 
-def _rates(text: str) -> list[tuple[str, str]]:
+class _AddRates(argparse.Action):
+  """Adds pairs of a task and its rate; where a mixture names caches, their roots to those looked in first."""
+
+  def __call__(
+    self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+  ) -> None:
+    # A path with an equals sign may stand in a mixture's file.
+    if is_mixture_text(values) and (values.endswith(".json") or "=" not in values):
+      mixture = read_mixture(values)
+      pairs = [(task, str(rate)) for task, rate in mixture.rates.items()]
+      namespace.cache_dir = [list(mixture.roots), *(namespace.cache_dir or [])]
+    else:
+      pairs = _rates(parser, values)
+    namespace.rates = [*(namespace.rates or []), pairs]
+
+
+def _rates(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
   pairs = [tuple(part.split("=")) for part in text.split(",")]
   if not all(len(pair) == 2 and all(pair) for pair in pairs):
-    raise argparse.ArgumentTypeError(f"expected TASK=RATE joined by commas, got {text!r}")
+    parser.error(f"argument --rates: expected TASK=RATE joined by commas, got {text!r}")
   return pairs  # type: ignore[return-value]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,7 @@ import numpy as np
 from anystep.cache import Cache
 from anystep.command_line import run_program
 from anystep.data_stats import CacheStats, mixture_shares
-from anystep.errors import nearest
-from anystep.inspection import index_of_source, what_was_at, when_was
+from anystep.inspection import what_was_at, when_was
 from anystep.manifest import AS_IS
 from anystep.progress import Progress
 from anystep.tasks.data_arguments import (
@@ -28,14 +28,16 @@ from anystep.tasks.data_arguments import (
   usage,
   within,
   write_output,
-  wrong,
 )
 from anystep.tasks.data_sources import Source, find_data
 from anystep.tasks.data_tables import print_objects, print_stats
-from anystep.tasks.decoding import as_text, described, printable, vocabularies
+from anystep.tasks.decoding import as_text, described, kept_vocabularies, printable, vocabularies
+from anystep.tasks.example_arguments import add_example_flags, example_indices
 from anystep.tasks.modules import registered_tasks
 from anystep.tasks.plan_commands import add_plan_commands
+from anystep.tasks.preview_command import add_preview_command
 from anystep.tasks.stats_page import stats_page
+from anystep.tombstones import TombstoneList
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,11 +73,15 @@ def _parser() -> argparse.ArgumentParser:
     add_steps_flag(command, required=True)
     command.add_argument("--row", type=int, help="this row alone")
   when = add(commands, "when-was", _when_was, "print every step and row that trains on an example", *anything)
-  example = when.add_mutually_exclusive_group(required=True)
-  example.add_argument("--index", type=int, help="the example's index in its task's cache")
-  example.add_argument("--source", metavar="NAME_OR_NUMBER", help="its source shard, with --place")
-  when.add_argument("--place", type=int, help="its place among its source shard's examples")
+  examples = add_example_flags(when)
+  examples.add_argument("--tombstones", metavar="FILE", help="all of a list that tombstone wrote")
   add_steps_flag(when)
+  text = "write a list of examples that plan tombstone takes up, to be learned from no longer"
+  tombstone = add(commands, "tombstone", _tombstone, text, add_cache_dir_flag, add_task_flags)
+  add_example_flags(tombstone)
+  tombstone.add_argument("--reason", default="tombstone", help="why, for people")
+  tombstone.add_argument("--output", required=True, metavar="FILE", help="where the list goes")
+  tombstone.add_argument("--overwrite", action="store_true", help="replace the file that is there")
   text = "count examples and tokens, and compare a mixture's rows with its plan"
   stats = add(commands, "stats", _stats, text, *anything)
   add_steps_flag(stats)
@@ -84,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
   text = "read every byte of caches and compare it with their manifests"
   add(commands, "verify", _verify, text, add_cache_dir_flag, add_task_flags, add_plan_flags)
   plans = add_plan_commands(commands, add, anything)
-  for command in (what, show, when, stats, *plans):
+  preview = add_preview_command(commands, add)
+  for command in (what, show, when, stats, preview, *plans):
     command.add_argument("--format", choices=["text", "jsonl"], default="text", help="default text")
   return parser
 
@@ -99,13 +106,15 @@ def _what_was_at(arguments: argparse.Namespace) -> None:
 def _show(arguments: argparse.Namespace) -> None:
   source = find_data(arguments)
   caches = {task: source.by_task[task] for task in source.tasks}
-  known: dict[str, dict[str, Any]] = {}
   if arguments.module_import:
     known = vocabularies(registered_tasks(arguments.module_import, caches.values()))
   else:
-    print(
-      "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them", file=sys.stderr
-    )
+    known = kept_vocabularies(caches)
+    if not all(map(known.get, caches)):
+      print(
+        "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them",
+        file=sys.stderr,
+      )
   for rows in _rows_by_step(source, arguments):
     _print_rows(
       [_with_features(row, caches[row["task"]], known.get(row["task"], {})) for row in rows], arguments
@@ -126,40 +135,38 @@ def _with_features(row: Mapping[str, Any], cache: Cache, known: Mapping[str, Any
 
 
 def _when_was(arguments: argparse.Namespace) -> None:
+  listed = None if arguments.tombstones is None else TombstoneList.read(arguments.tombstones)
+  if listed is not None and arguments.task is None:
+    arguments.task = [[listed.task]]
   source = find_data(arguments)
-  if len(source.tasks) != 1:
-    raise usage(f"{len(source.tasks)} tasks: {', '.join(source.tasks)}", "add --task=NAME, one of them")
+  task = _only_task(source)
   steps = arguments.steps or source.known_steps
   if steps is None:
     raise usage("a plan that never ends, of which nothing is trained", "add --steps=A:B")
-  (task,) = source.tasks
-  index = _example_index(arguments, source.by_task[task])
-  _print_rows(when_was(source.known_plan, source.by_task, task, index, steps), arguments)
+  plan, cache = source.known_plan, source.by_task[task]
+  if listed is None:
+    indices: Sequence[int] = example_indices(arguments, cache)
+  else:
+    plan.tasks[task].check_manifest(listed.task, listed.manifest_sha256)
+    indices = listed.indices
+  rows = [when_was(plan, source.by_task, task, index, steps) for index in indices]
+  _print_rows(heapq.merge(*rows, key=lambda row: (row["step"], row["row"])), arguments)
 
 
-def _example_index(arguments: argparse.Namespace, cache: Cache) -> int:
-  """The index of the example that the arguments name.
+def _tombstone(arguments: argparse.Namespace) -> None:
+  check_output(arguments.output, arguments.overwrite)
+  arguments.split = arguments.split or "train"
+  source = find_data(arguments, needs_plan=False)
+  cache = source.by_task[_only_task(source)]
+  listed = TombstoneList.of(cache, example_indices(arguments, cache), reason=arguments.reason)
+  write_output(arguments.output, listed.to_json(), arguments.overwrite)
+  print(f"{arguments.output}: {len(listed.indices):,} examples of {listed.task} {listed.split}")
 
-  Raises:
-    AnystepError: 64 `index`, `source`, `place` where there is none.
-  """
-  m = cache.manifest
-  if arguments.index is not None:
-    if arguments.place is not None:
-      raise usage("--place and --index", "leave one out: --place belongs to --source")
-    return within("index", arguments.index, m.num_examples)
-  if arguments.place is None:
-    raise usage("--source without --place", "add --place, the example's number in its source shard")
-  named = [k for k, shard in enumerate(m.source_shards) if shard.name == arguments.source]
-  if len(named) > 1:
-    raise wrong("source", f"one of the numbers {named} that have this name", arguments.source)
-  if not named and not arguments.source.isdecimal():
-    raise wrong(
-      "source", nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
-    )
-  source_shard = named[0] if named else within("source", int(arguments.source), len(m.source_shards))
-  place = within("place", arguments.place, m.source_shards[source_shard].examples)
-  return index_of_source(cache, source_shard, place)
+
+def _only_task(source: Source) -> str:
+  if len(source.tasks) != 1:
+    raise usage(f"{len(source.tasks)} tasks: {', '.join(source.tasks)}", "add --task=NAME, one of them")
+  return source.tasks[0]
 
 
 def _rows_by_step(source: Source, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
@@ -190,7 +197,8 @@ def _row_text(row: Mapping[str, Any]) -> str:
   lines = []
   for example in row["examples"]:
     origin = f"{printable(example['source_name'])} place {example['source_place']}"
-    lines.append(f"{where}, example {example['index']} from {origin}")
+    silent = ", a tombstone: no loss" if "tombstone" in example else ""
+    lines.append(f"{where}, example {example['index']} from {origin}{silent}")
     lines += [f"  {name}{as_text(feature)}" for name, feature in example.get("features", {}).items()]
   return "\n".join(lines)
 

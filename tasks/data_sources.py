@@ -80,7 +80,8 @@ def find_named_plan(arguments: argparse.Namespace) -> Source | None:
     return Source(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
   if model_dir is not None:
     source = read_model_dir(model_dir)
-    return dataclasses.replace(source, roots=roots or source.roots)
+    # What is named, as by a mixture of caches, may lack those of the run's other tasks.
+    return dataclasses.replace(source, roots=joined([roots, [*source.roots]]))
   return None
 
 

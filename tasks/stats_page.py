@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anystep.data_stats import QUANTILES
+from anystep.tasks.html_page import as_html, html_page, html_table
 
-_STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --page: #ffffff; --soft: #57606a; --line: #d0d7de;
-  --bar: #2f6feb; --planned: #8c959f }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --soft: #9198a1;
-  --line: #3d444d; --bar: #4493f8; --planned: #656c76 } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem } h3 { font-size: 1rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem 1rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line);
-  white-space: nowrap }
-th { color: var(--soft); font-weight: 600 }
-th:first-child, td:first-child { text-align: left }
-svg { max-width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: var(--text) }
-.bar { fill: var(--bar) } .planned { fill: var(--planned) }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em }
-p { color: var(--soft) }
-"""
 _BAR_WIDTH, _VALUE_WIDTH, _ROW_HEIGHT, _LETTER_WIDTH = 480, 150, 20, 7
 
 
@@ -40,16 +21,9 @@ def stats_page(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[str
   title = "Data: " + ", ".join(dict.fromkeys(cache["task"] for cache in caches))
   sections = [_mixture(shares)] if shares else []
   sections += [
-    f"<h2>{_text(cache['task'])} {_text(cache['split'])}</h2>{_lengths(cache)}" for cache in caches
+    f"<h2>{as_html(cache['task'])} {as_html(cache['split'])}</h2>{_lengths(cache)}" for cache in caches
   ]
-  return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{_text(title)}</title><style>{_STYLE}</style></head>
-<body><h1>{_text(title)}</h1>
-{_overview(caches)}
-{"".join(sections)}
-</body></html>
-"""
+  return html_page(title, "\n".join([_overview(caches), *sections]))
 
 
 def feature_columns(feature: Mapping[str, Any]) -> dict[str, str]:
@@ -88,7 +62,7 @@ def _overview(caches: Sequence[Mapping[str, Any]]) -> str:
   names = ("examples", "source_shards", "shards", "bytes")
   header = ["task and split", *(name.replace("_", " ") for name in names)]
   rows = [[f"{c['task']} {c['split']}", *(f"{c[name]:,}" for name in names)] for c in caches]
-  return _table(header, rows)
+  return html_table(header, rows)
 
 
 def _mixture(shares: Sequence[Mapping[str, Any]]) -> str:
@@ -109,7 +83,7 @@ def _mixture(shares: Sequence[Mapping[str, Any]]) -> str:
     bars.append(("", share["real_percent"], percent(share["real_percent"]), "bar"))
   return (
     f"<h2>Mixture in steps {start}:{stop}</h2>"
-    + _table(["task", "planned", "real", "rows", "tokens, estimated"], rows)
+    + html_table(["task", "planned", "real", "rows", "tokens, estimated"], rows)
     + '<p><span class="key" style="background: var(--planned)"></span>planned share of rows'
     + '<span class="key" style="background: var(--bar)"></span>real share</p>'
     + _bars(f"planned and real shares of rows in steps {start}:{stop}", bars)
@@ -125,20 +99,14 @@ def _lengths(cache: Mapping[str, Any]) -> str:
   titles = list(dict.fromkeys(title for found in columns.values() for title in found))
   rows = [[name, *(found.get(title, "") for title in titles)] for name, found in columns.items()]
   plots = [
-    f"<h3>Tokens of {_text(name)}</h3>"
+    f"<h3>Tokens of {as_html(name)}</h3>"
     + _bars(
       f"examples by tokens of {name}",
       [(bin_label(b), b["examples"], f"{b['examples']:,}", "bar") for b in feature["histogram"]],
     )
     for name, feature in cache["features"].items()
   ]
-  return _table(["feature", *titles], rows) + "".join(plots)
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-  head = "".join(f"<th>{_text(name)}</th>" for name in header)
-  body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-  return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+  return html_table(["feature", *titles], rows) + "".join(plots)
 
 
 def _bars(title: str, bars: Sequence[tuple[str, float | None, str, str]]) -> str:
@@ -150,16 +118,12 @@ def _bars(title: str, bars: Sequence[tuple[str, float | None, str, str]]) -> str
     width = _BAR_WIDTH * (size or 0) / largest
     top, baseline = k * _ROW_HEIGHT, k * _ROW_HEIGHT + 14
     parts.append(
-      f'<text x="{left - 8}" y="{baseline}" text-anchor="end">{_text(label)}</text>'
+      f'<text x="{left - 8}" y="{baseline}" text-anchor="end">{as_html(label)}</text>'
       f'<rect class="{kind}" x="{left}" y="{top + 2}" width="{width:.1f}" height="{_ROW_HEIGHT - 5}"/>'
-      f'<text x="{left + width + 8:.1f}" y="{baseline}">{_text(text)}</text>'
+      f'<text x="{left + width + 8:.1f}" y="{baseline}">{as_html(text)}</text>'
     )
   width, height = left + _BAR_WIDTH + _VALUE_WIDTH, len(bars) * _ROW_HEIGHT
   return (
     f'<svg role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-    f"<title>{_text(title)}</title>{''.join(parts)}</svg>"
+    f"<title>{as_html(title)}</title>{''.join(parts)}</svg>"
   )
-
-
-def _text(value: object) -> str:
-  return html.escape(str(value))
