@@ -59,7 +59,7 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
       `file_container`, `column_null`; 77 `file_name`.
   """
   files = files_of(task.source, job.split)
-  record_names = [_name_below(options.cache_dir, path) for path in files]
+  record_names = [_record_name(job, options.cache_dir, shard, path) for shard, path in enumerate(files)]
   scans = [_scan(epath.Path(path)) for path in files]
   for scan in scans:
     if scan.container != scans[0].container:
@@ -96,19 +96,33 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
   )
 
 
-def _name_below(root: epath.PathLike, path: str) -> str:
-  """A file's name relative to the root, as manifests have it."""
+def _record_name(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+  """A file's name relative to the root, as manifests have it: of a link, where the file is not below."""
   try:
     relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(root))
-  except ValueError as error:
+  except ValueError:
+    return _link_below(job, root, shard, path)
+  return names.check_record_name(relative.as_posix())
+
+
+def _link_below(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+  """Makes a link below the root to a file elsewhere; returns its name there."""
+  if storage.is_remote(path):
     raise AnystepError(
       ExitCode.CONFIG,
       "file_outside_root",
       path=path,
       expected=f"a file below {root}",
-      fix="name a root above the files with --output_cache_dir: manifests name files relative to it",
-    ) from error
-  return names.check_record_name(relative.as_posix())
+      fix="name a root above the files with --output_cache_dir: a store has no links",
+    )
+  file = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(path))
+  name = "/".join(["linked", *job.task.split(":"), f"{job.split}-{shard:05d}-{file}"])
+  link = names.record_path(root, name)
+  link.parent.mkdir(parents=True, exist_ok=True)
+  attempt = storage.attempt_path(link)
+  os.symlink(os.path.abspath(path), attempt)
+  os.replace(attempt, link)
+  return name
 
 
 def _scan(path: epath.Path) -> _Scan:
