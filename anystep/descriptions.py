@@ -99,12 +99,26 @@ def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict
     if layer is inner:
       break
     layer = layer.__wrapped__  # type: ignore[attr-defined]
-  return {
+  described = {
     "function": _qualified_name(inner),
     "captured": layers,
     "defaults": again([inner.__defaults__, inner.__kwdefaults__]),
     "source": _source(inner),
   }
+  bound = _bound_by_gin(function)
+  return {**described, "gin": bound} if bound else described
+
+
+def _bound_by_gin(function: types.FunctionType) -> dict[str, str]:
+  """The arguments that a gin configuration gives a function; none where gin is not used or knows no such."""
+  gin = sys.modules.get("gin")
+  if gin is None:
+    return {}
+  try:
+    bindings = gin.get_bindings(function, resolve_references=False)
+  except ValueError:
+    return {}
+  return {name: repr(value) for name, value in sorted(bindings.items())}
 
 
 @functools.cache

@@ -148,9 +148,9 @@ def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
   kept = {split: sha256 for split, sha256 in completed.items() if split not in made_anew}
   for split in wanted:
     if split in kept:
-      manifest = open_cache(options.cache_dir, task.name, split).manifest
-      _check_options(task, manifest, options)
-      check_reader(task, manifest)
+      cache = open_cache(options.cache_dir, task.name, split)
+      _check_options(task, cache.manifest, options)
+      check_reader(task, cache.manifest, cache=cache)
   jobs = tuple(_split_job(task, split, options) for split in wanted if split not in kept)
   return dataclasses.replace(work, jobs=jobs, kept=kept)
 
@@ -219,7 +219,8 @@ def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheO
     if set(splits) <= read_completed(directory).keys():
       try:
         for split in splits:
-          check_reader(task, open_cache(root, task.name, split).manifest)
+          cache = open_cache(root, task.name, split)
+          check_reader(task, cache.manifest, cache=cache)
       except AnystepError as error:
         error.add_note(f"The cache is in {root}; with --ignore_other_caches it is left aside.")
         raise

@@ -9,6 +9,7 @@ import pathlib
 import re
 import textwrap
 
+import gin
 import numpy as np
 import pytest
 import seqio
@@ -139,6 +140,19 @@ class TestFunctions:
     one, other = load(source).STEPS
     assert text_of(one) != text_of(other)
     assert [text_of(step) for step in load(source).STEPS] == [text_of(one), text_of(other)]
+
+  def test_that_gin_gives_arguments_are_told_apart_by_them(self, load):
+    step = gin.external_configurable(load("def scaled(x, by=1):\n  return x * by").scaled, "described")
+    texts = []
+    for binding in ("", "described.by = 5", "described.by = @described"):
+      with gin.unlock_config():
+        gin.clear_config()
+        gin.parse_config(binding)
+      texts.append(text_of(step))
+    gin.clear_config()
+    assert len(set(texts)) == 3
+    assert text_of(step) == texts[0]
+    assert " at 0x" not in "".join(texts)
 
   def test_that_refer_to_each_other_can_be_described(self, load):
     source = """
