@@ -192,17 +192,8 @@ class CachedTasks:
     """
     tasks, rates = [registered], {registered.name: 1.0}
     if isinstance(registered, seqio.Mixture):
-      tasks = [task for task in registered.tasks if split in task.splits]
+      tasks = tasks_with_split(registered, split)
       rates = {task.name: registered.get_rate(task) for task in tasks}
-    if not tasks:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "split",
-        mixture=registered.name,
-        expected=" or ".join(sorted(registered.splits)),
-        got=split,
-        fix="name a split that some task of the mixture has",
-      )
     caches = {task.name: _find_cache(task, split) for task in tasks}
     lengths = dict(sequence_length or {})
     return cls(
@@ -274,6 +265,25 @@ class CachedTasks:
     dataset = steps_dataset(read, dict(form), steps=range(plan.num_steps or tf.int64.max))
     # Unbatched rows of a ragged tensor are dense to what follows a map.
     return dataset.unbatch().map(lambda example: example)
+
+
+def tasks_with_split(mixture: seqio.Mixture, split: str) -> list[seqio.Task]:
+  """The tasks that a mixture mixes for a split: as in SeqIO, those that have it.
+
+  Raises:
+    AnystepError: 78 `split` where none has.
+  """
+  tasks = [task for task in mixture.tasks if split in task.splits]
+  if not tasks:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "split",
+      mixture=mixture.name,
+      expected=" or ".join(sorted(mixture.splits)),
+      got=split,
+      fix="name a split that some task of the mixture has",
+    )
+  return tasks
 
 
 def steps_dataset(read: Callable[[int], Rows], form: Rows, *, steps: range) -> tf.data.Dataset:
@@ -389,7 +399,7 @@ def _find_cache(task: seqio.Task, split: str) -> Cache:
         fix=f"{command} --module_import=MODULE_OF_THE_TASK, and name that directory to SeqIO first",
       ) from error
     raise
-  check_reader(task, cache.manifest)
+  check_reader(task, cache.manifest, cache=cache)
   return cache
 
 

@@ -44,17 +44,23 @@ def compute_metrics(
     outputs: `PREDICTION` `(examples, length)` token ids, `SCORE` `(examples,)`, in the same order.
 
   Raises:
-    AnystepError: 78 `metric_output` where a metric takes what is not in outputs.
+    AnystepError: 78 `metric_output` where a metric takes what is not in outputs, `metric_failed` where it, or
+      the task's postprocessor, raises, `metric_name` where two give one name.
   """
   check_metrics(task, outputs)
   result: dict[str, Any] = {}
-  for metric in task.metric_objs:
-    kind = metric.model_output_type
-    computed = metric.from_model_output(examples, outputs[kind], task.output_features, "targets")
-    if isinstance(computed, seqio.metrics.CollectingMetric):
-      values, _ = computed.actual_compute(examples, task.output_features, "targets")
-    else:
-      values = computed.compute()
+  for place, metric in enumerate(task.metric_objs):
+    try:
+      values = _computed(metric, task, examples, outputs[metric.model_output_type])
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "metric_failed",
+        task=task.name,
+        metric=_metric_name(task, place),
+        got=" ".join(f"{type(error).__name__}: {error}".split()),
+        fix="evaluate a split that has targets, or mend the metric or the task's postprocess_fn",
+      ) from error
     repeated = result.keys() & values.keys()
     if repeated:
       raise AnystepError(
@@ -66,3 +72,21 @@ def compute_metrics(
       )
     result.update(values)
   return {name: getattr(value, "value", value) for name, value in result.items()}
+
+
+def _computed(
+  metric: Any, task: seqio.Task, examples: Sequence[Mapping[str, np.ndarray]], outputs: np.ndarray
+) -> Mapping[str, Any]:
+  """A metric's values by name."""
+  computed = metric.from_model_output(examples, outputs, task.output_features, "targets")
+  if isinstance(computed, seqio.metrics.CollectingMetric):
+    values, _ = computed.actual_compute(examples, task.output_features, "targets")
+    return values
+  return computed.compute()
+
+
+def _metric_name(task: seqio.Task, place: int) -> str:
+  """The name of the task's metric at a place of its metric objects."""
+  # Those of functions, which have no name, are the last.
+  metric = [*task.metric_objs[: -len(task.metric_fns) or None], *task.metric_fns][place]
+  return getattr(metric, "__name__", "") or seqio.utils.function_name(metric) or type(metric).__name__

@@ -123,6 +123,25 @@ def test_a_name_that_two_metrics_give_is_refused():
   assert caught.value.fields == {"task": "evaluated", "got": ["accuracy"]}
 
 
+@pytest.mark.parametrize("part", ["metric", "postprocessor"])
+def test_a_metric_that_raises_is_named_with_its_task(part):
+  def unlabelled(targets, predictions):
+    raise ValueError("no labels\n\nat all")
+
+  def unreadable(text, example, is_target):
+    raise ValueError("no labels at all")
+
+  task = task_of(accuracy, unlabelled) if part == "metric" else task_of(accuracy, postprocess_fn=unreadable)
+  with pytest.raises(AnystepError) as caught:
+    compute_metrics(task, examples_of(task), OUTPUTS)
+  assert (caught.value.code, caught.value.kind) == (78, "metric_failed")
+  assert caught.value.fields == {
+    "task": "evaluated",
+    "metric": "unlabelled" if part == "metric" else "accuracy",
+    "got": "ValueError: no labels at all",
+  }
+
+
 def test_an_output_that_nobody_made_is_refused():
   def with_auxiliary(targets, predictions, aux_values):
     return {}
