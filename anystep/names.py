@@ -20,8 +20,10 @@ UNIT_TABLE = "units.json"
 # Below a task's directory, copies of the files that its vocabularies are made of.
 VOCABULARIES = "vocabularies"
 
-# What a trainer leaves for `anystep-data`: the plan, where its caches are, a whole checkpoint's marker.
-DATA_PLAN, DATA_CACHES, COMMIT_SUCCESS = "data_plan.json", "data_caches.json", "commit_success.txt"
+# What a trainer leaves for `anystep-data`: the plan, or that there is none, where the caches are, and a whole
+# checkpoint's marker.
+DATA_PLAN, DATA_UNCACHED, DATA_CACHES = "data_plan.json", "data_uncached.json", "data_caches.json"
+COMMIT_SUCCESS = "commit_success.txt"
 
 
 def task_directory(root: epath.PathLike, task: str) -> epath.Path:

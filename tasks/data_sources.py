@@ -170,6 +170,15 @@ def read_model_dir(path: str) -> Source:
   places = [directory, *([directory / f"checkpoint_{max(steps)}"] if steps else [])]
   paths = [place / names.DATA_PLAN for place in places]
   plan_path = next((path for path in paths if path.exists()), paths[0])
+  if not plan_path.exists() and (directory / names.DATA_UNCACHED).exists():
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "plan_missing",
+      path=plan_path,
+      expected="a run by a plan",
+      got="one straight from its source, USE_CACHED_TASKS = False",
+      fix="cache the task to know what a step saw: no plan says it of this run",
+    )
   plan = _read_plan(plan_path)
   caches = directory / names.DATA_CACHES
   roots = _read_roots(caches) if caches.exists() else []

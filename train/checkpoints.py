@@ -20,12 +20,12 @@ from etils import epath
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
-from anystep.names import COMMIT_SUCCESS, DATA_PLAN
-from anystep.plan import Plan
+from anystep.names import COMMIT_SUCCESS
+from anystep.train.data_state import DATA_FILES, DataState, file_name, read_state
 from anystep.train.train_state import TrainState
 
 COMMITTED = COMMIT_SUCCESS
-_STATE, _PLAN, _INTEGRITY = "state", DATA_PLAN, "integrity.json"
+_STATE, _INTEGRITY = "state", "integrity.json"
 _DIRECTORY = re.compile(r"checkpoint_(\d+)\Z")
 
 
@@ -56,7 +56,7 @@ def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
   return sorted(step for step, path in _directories(model_dir).items() if (path / COMMITTED).exists())
 
 
-def save_checkpoint(model_dir: epath.PathLike, state: TrainState, plan: Plan) -> epath.Path:
+def save_checkpoint(model_dir: epath.PathLike, state: TrainState, data: DataState) -> epath.Path:
   """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there.
 
   Raises:
@@ -67,8 +67,8 @@ def save_checkpoint(model_dir: epath.PathLike, state: TrainState, plan: Plan) ->
     _check_ours(directory)
     directory.rmtree()
   directory.mkdir(parents=True)
-  # The plan comes first: it tells an unfinished checkpoint of ours from another program's.
-  (directory / _PLAN).write_text(plan.to_json())
+  # The data's state comes first: it tells an unfinished checkpoint of ours from another program's.
+  (directory / file_name(data)).write_text(data.to_json())
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(directory / _STATE, _as_tree(state))
   files = {name: _fingerprint(directory / name) for name in _file_names(directory)}
@@ -97,8 +97,8 @@ def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
       print(f"checkpoint_{later} is kept as {aside.name}", file=sys.stderr)
 
 
-def restore_plan(model_dir: epath.PathLike) -> tuple[int, Plan] | None:
-  """The newest checkpoint that can be read, and its plan; None where there is no checkpoint.
+def restore_data(model_dir: epath.PathLike) -> tuple[int, DataState] | None:
+  """The newest checkpoint that can be read, and its data's state; None where there is no checkpoint.
 
   One that cannot be read is reported and the one before it is tried.
 
@@ -162,11 +162,11 @@ def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
 
 def _is_unfinished(directory: epath.Path) -> bool:
   names = {path.name for path in directory.iterdir()}
-  return not names or (_PLAN in names and not names & {_INTEGRITY, COMMITTED})
+  return not names or (not names.isdisjoint(DATA_FILES) and not names & {_INTEGRITY, COMMITTED})
 
 
 def _check_ours(directory: epath.Path) -> None:
-  if not _is_unfinished(directory) and not (directory / _PLAN).exists():
+  if not _is_unfinished(directory) and not any((directory / name).exists() for name in DATA_FILES):
     raise AnystepError(
       ExitCode.CANNOT_CREATE,
       "checkpoint_foreign",
@@ -177,14 +177,14 @@ def _check_ours(directory: epath.Path) -> None:
     )
 
 
-def _check(directory: epath.Path) -> Plan:
-  """Compares every file with what its writer noted; returns the plan.
+def _check(directory: epath.Path) -> DataState:
+  """Compares every file with what its writer noted; returns the data's state.
 
   A flipped bit passes through TensorStore unseen: sizes alone would not do.
   """
   for name, noted in _read_integrity(directory).items():
     _compare(directory / name, noted, _fingerprint(directory / name))
-  return Plan.from_json((directory / _PLAN).read_text(), path=directory / _PLAN)
+  return read_state(directory)
 
 
 def _flush_to_disk(directory: epath.Path) -> None:
@@ -214,7 +214,8 @@ def _read_integrity(directory: epath.Path) -> dict[str, Any]:
     text = path.read_text()
     files = json.loads(text)["files"]
     vouched = (directory / COMMITTED).read_text() == _sha256(text)
-    if vouched and _PLAN in files and all(noted.keys() == {"bytes", "crc32c"} for noted in files.values()):
+    of_ours = len(files.keys() & set(DATA_FILES)) == 1
+    if vouched and of_ours and all(noted.keys() == {"bytes", "crc32c"} for noted in files.values()):
       return files
     reason = "not what a checkpoint consists of"
   except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -191,13 +191,15 @@ def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
   """The first rows of a step's batch as text, with where they come from."""
   from anystep.inspection import what_was_at
   from anystep.tasks.decoding import readable
+  from anystep.train.datasets import PlannedDataset
   from anystep.train.main import prepare
 
-  run = prepare(["anystep-train", *command[1:]])
-  dataset = run.data.dataset
+  data = prepare(["anystep-train", *command[1:]]).data
+  assert isinstance(data, PlannedDataset), "the demo caches its task"
+  dataset = data.dataset
   features = dataset.task.output_features
-  origins = what_was_at(run.data.plan, dataset.caches, step)
-  with run.data.open_stream() as stream:
+  origins = what_was_at(data.plan, dataset.caches, step)
+  with data.open_stream() as stream:
     batch = stream.batch(step)
   return [
     {

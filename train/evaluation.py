@@ -9,43 +9,35 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from anystep.examples import Batch, Ragged
-from anystep.plan import PADDING_TASK
 from anystep.progress import Progress
 from anystep.tasks.evaluation import ModelOutput, compute_metrics
-from anystep.train.datasets import PlannedDataset
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
+from anystep.train.run_data import RunData
 
 EVALUATION_OUTPUTS = (ModelOutput.SCORE, ModelOutput.PREDICTION)
 
 
 def evaluate(
-  model: EncoderDecoderModel, params: Any, data: PlannedDataset, mesh: jax.sharding.Mesh
+  model: EncoderDecoderModel, params: Any, data: RunData, mesh: jax.sharding.Mesh
 ) -> dict[str, float]:
-  """The task's own metrics, with cross entropy and accuracy by target token.
+  """The task's own metrics, with cross entropy and `token_accuracy` by target token.
 
   Predictions are teacher-forced: the likeliest token after the true targets before it.
 
   Args:
     model: gives scores and predictions.
     params: its parameters.
-    data: what to evaluate, under a plan of one epoch.
+    data: what to evaluate, of one epoch.
     mesh: the devices.
   """
-  plan, config = data.plan, data.dataset.config
+  config = data.dataset.config
   sharding = batch_sharding(mesh)
   rows = local_rows(sharding, config.batch_size)
   score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
   examples, outputs = [], []
-  assert plan.num_steps is not None, "an evaluation ends"
-  num_units = sum(task.num_units for task in plan.tasks.values())
-  progress = Progress(f"evaluate {config.split}", total=num_units, unit="examples")
-  with data.open_stream() as stream, progress:
-    for step in range(plan.num_steps):
-      planned = plan.batch(step)
-      real = planned.task != PADDING_TASK
-      features, _ = stream.examples(planned)
-      batch = stream.convert(features, real)
+  with Progress(f"evaluate {config.split}", total=data.num_examples, unit="examples") as progress:
+    for features, batch, real in data.evaluation_batches():
       local = {name: array[rows] for name, array in batch.items()}
       scored = score(params, global_batch(local, sharding, rows, config.batch_size))
       weights = batch["decoder_loss_weights"][real] > 0
@@ -71,7 +63,8 @@ def evaluate(
   return {
     "examples": len(examples),
     "cross_entropy": float(-joined["scores"].sum() / num_tokens),
-    "accuracy": float(joined["correct"].sum() / num_tokens),
+    # Tasks have an accuracy of their own, of whole examples.
+    "token_accuracy": float(joined["correct"].sum() / num_tokens),
     **metrics,
   }
 

@@ -12,28 +12,42 @@ from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
 
 if TYPE_CHECKING:
-  from anystep.train.trainer import PreparedRun
+  from anystep.train.trainer import PreparedRun, Trainer
 
 _BINDING = "--gin."
 
 
 def main(argv: Sequence[str]) -> int:
   """Trains, or with --dry_run checks and prints; returns the exit status."""
-  prepared = prepare(argv)
+  values, _ = _parse(argv)
+  trainer = configured(argv)
   from anystep.train.configuration import configuration_text, record_configuration
 
-  if not _parse(argv)[0].dry_run:
-    record_configuration(prepared.trainer.model_dir)
+  if not values.dry_run:
+    if values.cache_if_missing:
+      _cache_first(trainer, values)
+    prepared = trainer.prepare()
+    record_configuration(trainer.model_dir)
     prepared.run()
     return 0
+  # Without what would be made first, the data cannot be checked.
+  if _would_be_made_first(trainer, values):
+    start = "step 0, or the newest checkpoint,"
+  else:
+    step = trainer.prepare().restore_step
+    start = "step 0" if step is None else f"checkpoint_{step}"
   print(configuration_text())
-  start = "step 0" if prepared.restore_step is None else f"checkpoint_{prepared.restore_step}"
-  print(f"# would train from {start} to step {prepared.trainer.total_steps} in {prepared.trainer.model_dir}")
+  print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")
   return 0
 
 
 def prepare(argv: Sequence[str]) -> PreparedRun:
   """What the command line configures, its data and checkpoints checked, no device touched."""
+  return configured(argv).prepare()
+
+
+def configured(argv: Sequence[str]) -> Trainer:
+  """The trainer that the command line configures; its data was not looked at."""
   values, bindings = _parse(argv)
   from anystep.tasks.modules import look_here_first
   from anystep.tasks.startup import start_tensorflow
@@ -48,7 +62,30 @@ def prepare(argv: Sequence[str]) -> PreparedRun:
 
   from anystep.train.trainer import Trainer
 
-  return build(Trainer).prepare()
+  return build(Trainer)
+
+
+def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
+  """Makes the caches that are missing, or with --dry_run says so; returns whether there are some."""
+  from anystep.train.cache_program import cache_first
+  from anystep.train.run_datasets import missing_caches
+
+  commands = missing_caches(trainer.datasets)
+  if commands:
+    cache_first(commands, limit_bytes=values.cache_if_missing_limit_bytes, dry_run=values.dry_run)
+  return bool(commands)
+
+
+def _would_be_made_first(trainer: Trainer, values: flags.FlagValues) -> bool:
+  """Says what a run would make before it starts; returns whether that is anything."""
+  from anystep.train.run_datasets import index_commands
+
+  if values.cache_if_missing:
+    return _cache_first(trainer, values)
+  commands = index_commands(trainer.datasets, model_dir=trainer.model_dir)
+  for command in commands:
+    print(f"would describe files where they are: {command}")
+  return bool(commands)
 
 
 def _binding(argument: str) -> tuple[str, str]:
@@ -74,9 +111,25 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   flags.DEFINE_boolean(
     "dry_run", False, "Check and print the configuration without training.", flag_values=values
   )
+  flags.DEFINE_boolean(
+    "cache_if_missing",
+    False,
+    "Where caches are missing, make them first on this machine, as anystep-cache does.",
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    "cache_if_missing_limit_bytes",
+    10**9,
+    "What --cache_if_missing makes at most, as anystep-cache --dry_run estimates it; more is refused.",
+    lower_bound=0,
+    flag_values=values,
+  )
   text = f"{__doc__}\n\n  {_BINDING}NAME=value sets what a gin file would, and overrides it.\n"
   plain = [argument for argument in argv if not argument.startswith(_BINDING)]
   parse_flags(values, plain, program="anystep-train", text=text)
+  if values["cache_if_missing_limit_bytes"].present and not values.cache_if_missing:
+    got = "--cache_if_missing_limit_bytes without --cache_if_missing"
+    raise AnystepError(ExitCode.USAGE, "flags", got=got, fix="add --cache_if_missing, or leave the limit out")
   return values, dict(_binding(argument) for argument in argv if argument.startswith(_BINDING))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +25,12 @@ from anystep.tasks.evaluation import check_metrics
 from anystep.train.checkpoints import (
   CheckpointConfig,
   remove_old_checkpoints,
-  restore_plan,
+  restore_data,
   restore_state,
   save_checkpoint,
   set_aside_later_checkpoints,
 )
-from anystep.train.datasets import Dataset, DatasetConfig, PlannedDataset
+from anystep.train.dataset_config import DatasetConfig
 from anystep.train.evaluation import EVALUATION_OUTPUTS, evaluate
 from anystep.train.models import EncoderDecoderModel
 from anystep.train.partitioning import (
@@ -38,13 +39,15 @@ from anystep.train.partitioning import (
   global_batch,
   local_values,
 )
+from anystep.train.run_data import RunData, RunDataset
+from anystep.train.run_datasets import find_datasets
 from anystep.train.step_log import StepLog
 from anystep.train.train_state import initialize, make_train_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """Trains a model on a cached task; gin files configure it.
+  """Trains a model on a task or mixture; gin files configure it.
 
   Attributes:
     model: network, loss and optimizer.
@@ -85,18 +88,15 @@ class Trainer:
     """Finds and checks the data and where training stands, before any device is touched.
 
     Raises:
-      AnystepError: 78, 66, 65 or 76 as `Dataset.open`, `Plan.start` and `restore_plan`;
+      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_state` and `restore_data`;
         76 `resume_contract` where the configuration is not the one that training started with.
     """
-    dataset = Dataset.open(self.train_dataset)
-    evaluated = (
-      Dataset.open(dataclasses.replace(self.eval_dataset, num_epochs=1)) if self.eval_dataset else None
-    )
-    if evaluated:
-      check_metrics(evaluated.task, EVALUATION_OUTPUTS)
+    dataset, *evaluated = find_datasets(self.datasets, model_dir=self.model_dir)
+    for other in evaluated:
+      check_metrics(other.task, EVALUATION_OUTPUTS)
     _check_vocabulary(self.model, dataset)
-    restored = restore_plan(self.model_dir)
-    plan = dataset.plan(restored)
+    restored = restore_data(self.model_dir)
+    state = dataset.run_state(restored)
     if restored is not None and restored[0] > self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -105,21 +105,30 @@ class Trainer:
         got=self.total_steps,
         fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
       )
-    if plan.num_steps is not None and plan.num_steps < self.total_steps:
+    if state.num_steps is not None and state.num_steps < self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
         "data_ended",
-        expected=f"at most {plan.num_steps} steps in {plan.num_epochs} epochs",
+        expected=f"at most {state.num_steps} steps in {self.train_dataset.num_epochs} epochs",
         got=self.total_steps,
         fix="train for fewer steps or for more epochs",
       )
     converter = self.model.FEATURE_CONVERTER
+    data = dataset.under(state, converter)
+    if data.caveat:
+      print(f"WARNING: {data.caveat}", file=sys.stderr, flush=True)
     return PreparedRun(
       trainer=self,
-      data=dataset.under(plan, converter),
-      evaluation=evaluated.under(evaluated.start_plan(), converter) if evaluated else None,
+      data=data,
+      evaluation=next((other.under(other.run_state(), converter) for other in evaluated), None),
       restore_step=restored[0] if restored else None,
     )
+
+  @property
+  def datasets(self) -> list[DatasetConfig]:
+    """What it learns from, and an epoch of what it is evaluated on, if anything."""
+    evaluated = [dataclasses.replace(self.eval_dataset, num_epochs=1)] if self.eval_dataset else []
+    return [self.train_dataset, *evaluated]
 
   def run(self) -> dict[str, float]:
     """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics."""
@@ -137,13 +146,13 @@ class PreparedRun:
   """
 
   trainer: Trainer
-  data: PlannedDataset
-  evaluation: PlannedDataset | None
+  data: RunData
+  evaluation: RunData | None
   restore_step: int | None
 
   def run(self) -> dict[str, float]:
     """Trains to the end; returns the evaluation's metrics."""
-    trainer, plan = self.trainer, self.data.plan
+    trainer, data = self.trainer, self.data
     if jax.process_count() > 1:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -152,8 +161,8 @@ class PreparedRun:
         got=jax.process_count(),
         fix="train on the devices of one process: checkpoints are not yet written by several",
       )
-    for segment in plan.segments:
-      mesh = trainer.partitioner.mesh(segment.batch_size)
+    for batch_size in data.batch_sizes:
+      mesh = trainer.partitioner.mesh(batch_size)
     sharding = batch_sharding(mesh)
     root_key = jax.random.key(trainer.random_seed)
     optimizer = trainer.model.optimizer_def
@@ -168,9 +177,9 @@ class PreparedRun:
       start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
-    self.data.record(trainer.model_dir, start_step)
+    data.record(trainer.model_dir, start_step)
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
-    stream = self.data.open_stream()
+    stream = data.open_stream((jax.process_index(), jax.process_count()))
     stream.seek(start_step)
     with stream, _Reporter(trainer, start_step) as reporter:
       for step in range(start_step, trainer.total_steps):
@@ -182,7 +191,7 @@ class PreparedRun:
         if (step + 1) % trainer.checkpoints.period_steps == 0 or step + 1 == trainer.total_steps:
           # The log must say all that a checkpoint contains before the checkpoint counts.
           reporter.flush()
-          save_checkpoint(trainer.model_dir, state, plan)
+          save_checkpoint(trainer.model_dir, state, data.state)
           remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
     if self.evaluation is None:
       return {}
@@ -253,7 +262,7 @@ class _Reporter:
     self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")
 
 
-def _check_vocabulary(model: EncoderDecoderModel, dataset: Dataset) -> None:
+def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
   """Refuses a model whose vocabulary is not the tasks', or that has fewer ids than it."""
   vocabularies = {"inputs": model.input_vocabulary, "targets": model.output_vocabulary}
   features = [
@@ -285,7 +294,7 @@ def _check_vocabulary(model: EncoderDecoderModel, dataset: Dataset) -> None:
       )
 
 
-def _show(results: Mapping[str, float], evaluation: Dataset, trainer: Trainer) -> None:
+def _show(results: Mapping[str, float], evaluation: RunDataset, trainer: Trainer) -> None:
   """Prints the evaluation as a table and hands it to TensorBoard."""
   name, split = evaluation.task.name, evaluation.config.split
   print(f"{name}, {split}, teacher-forced, after {trainer.total_steps:,} steps:")

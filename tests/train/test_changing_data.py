@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
+import seqio
 import tiny_tasks
+from job_runs import registered
 
 from anystep.cache import open_cache
 from anystep.errors import AnystepError
@@ -83,6 +85,22 @@ def killed(changed_plan, command, runs, tmp_path, monkeypatch):
 def test_a_mixture_is_trained_at_its_own_rates(command):
   quotas = main.prepare(command(**MIXTURE)).data.plan.segments[0].quotas
   assert quotas == {tiny_tasks.NAME: 7, tiny_tasks.OTHER_NAME: 3}
+
+
+def test_a_mixture_mixes_the_tasks_that_have_the_split(command):
+  held_out = seqio.Task(
+    "tiny_held_out",
+    source=seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=["validation"]),
+    preprocessors=[seqio.CacheDatasetPlaceholder()],
+    output_features=seqio.TaskRegistry.get(tiny_tasks.NAME).output_features,
+  )
+  with registered(held_out):
+    seqio.MixtureRegistry.add("tiny_mixture_with_held_out", [(tiny_tasks.NAME, 3), (held_out.name, 1)])
+    try:
+      run = main.prepare(command(MIXTURE_OR_TASK_NAME=repr("tiny_mixture_with_held_out")))
+    finally:
+      seqio.MixtureRegistry.remove("tiny_mixture_with_held_out")
+  assert list(run.data.plan.tasks) == [tiny_tasks.NAME]
 
 
 def test_rates_that_are_functions_of_a_task_find_its_cache(command):

@@ -67,7 +67,7 @@ def test_a_missing_cache_prints_the_command_that_makes_it(command, tmp_path):
   assert (refused.value.code, refused.value.kind) == (66, "cache_missing")
   assert refused.value.fix == (
     f"anystep-cache --tasks=tiny_span_corruption --output_cache_dir={tmp_path / 'none'}"
-    " --module_import=tiny_tasks"
+    " --module_import=tiny_tasks; or add --cache_if_missing"
   )
 
 

@@ -1,0 +1,138 @@
+"""What a run keeps of its data beside each checkpoint: a plan, or that there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.manifest import canonical_json, is_count
+from anystep.names import DATA_PLAN, DATA_UNCACHED
+from anystep.packing import PackingPolicy
+from anystep.plan import Plan
+
+# Of a run's data there is one of these, which says whether it is exact.
+DATA_FILES = (DATA_PLAN, DATA_UNCACHED)
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UncachedState:
+  """Of data that comes straight from its source: what was asked for, and nothing of where it stands.
+
+  Attributes:
+    mixture_or_task_name, split, batch_size, seed, feature_lengths, packing: as the configuration has them.
+  """
+
+  mixture_or_task_name: str
+  split: str
+  batch_size: int
+  seed: int
+  feature_lengths: Mapping[str, int]
+  packing: str
+
+  def __post_init__(self):
+    checks = {
+      "mixture_or_task_name": isinstance(self.mixture_or_task_name, str),
+      "split": isinstance(self.split, str),
+      "batch_size": is_count(self.batch_size, least=1),
+      "seed": is_count(self.seed),
+      "feature_lengths": isinstance(self.feature_lengths, Mapping)
+      and all(is_count(length, least=1) for length in self.feature_lengths.values()),
+      "packing": self.packing in [policy.value for policy in PackingPolicy],
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    if wrong:
+      raise ValueError(f"unexpected values of {', '.join(wrong)}")
+
+  @property
+  def num_steps(self) -> None:
+    """Nobody knows before when the data ends."""
+    return None
+
+  def to_json(self) -> str:
+    """The file's text."""
+    document = {"version": _VERSION, "exact": False, **dataclasses.asdict(self)}
+    return canonical_json(document, indent=1) + "\n"
+
+  @classmethod
+  def from_json(cls, text: str, *, path: object = DATA_UNCACHED) -> UncachedState:
+    """Reads the file's text.
+
+    Raises:
+      AnystepError: 65 `data_uncached_invalid`.
+    """
+    try:
+      document = json.loads(text)
+      if (document.pop("version"), document.pop("exact")) != (_VERSION, False):
+        raise ValueError("another version")
+      return cls(**document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+      raise AnystepError(
+        ExitCode.DATA,
+        "data_uncached_invalid",
+        path=path,
+        got=f"{type(error).__name__}: {error}",
+        fix="restore the file from a copy, or read it with the anystep version that wrote it",
+      ) from error
+
+
+DataState = Plan | UncachedState
+
+
+def file_name(state: DataState) -> str:
+  """The name of a state's file."""
+  return DATA_PLAN if isinstance(state, Plan) else DATA_UNCACHED
+
+
+def read_state(directory: epath.Path) -> DataState:
+  """The state whose file is in a directory.
+
+  Raises:
+    AnystepError: 65 `plan_invalid`, `data_uncached_invalid`.
+  """
+  for name, read in ((DATA_PLAN, Plan.from_json), (DATA_UNCACHED, UncachedState.from_json)):
+    path = directory / name
+    if path.exists():
+      return read(path.read_text(), path=path)
+  raise FileNotFoundError(f"{directory} has none of {', '.join(DATA_FILES)}")
+
+
+def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None:
+  """Writes the state that a run goes on with from a step; another one that was given up is kept."""
+  directory = epath.Path(model_dir)
+  directory.mkdir(parents=True, exist_ok=True)
+  text, own = state.to_json(), file_name(state)
+  for name in DATA_FILES:
+    path = directory / name
+    if path.exists() and (name != own or path.read_text() != text):
+      path.replace(directory / f"{path.stem}_until_step_{step}.json")
+  (directory / own).write_text(text)
+
+
+def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:
+  """Refuses data that is not what a run began with.
+
+  Raises:
+    AnystepError: 76 `resume_contract` with the first field that differs.
+  """
+  for field, value in before.items():
+    if now[field] != value:
+      raise AnystepError(
+        ExitCode.MISMATCH, "resume_contract", field=field, expected=value, got=now[field], fix=fix
+      )
+
+
+def check_kind(before: DataState, *, use_cached: bool) -> None:
+  """Refuses to go on from a plan without one, or the other way about: no file could say what steps saw.
+
+  Raises:
+    AnystepError: 76 `resume_contract`.
+  """
+  began = "with a plan of its examples" if isinstance(before, Plan) else "straight from its source"
+  now = "with a plan of its examples" if use_cached else "straight from its source"
+  fix = "set USE_CACHED_TASKS as it was, or train in another MODEL_DIR"
+  check_same({"data": began}, {"data": now}, fix)
