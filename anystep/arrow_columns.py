@@ -116,6 +116,19 @@ def check_same_columns(
       )
 
 
+def column_missing(path: object, name: str, columns: Sequence[str]) -> AnystepError:
+  """The error of a column that a file does not have, or has several times."""
+  return AnystepError(
+    ExitCode.CONFIG,
+    "column_missing",
+    path=path,
+    feature=name,
+    expected=f"one column of this name among {', '.join(columns)}",
+    got=f"{columns.count(name)}",
+    fix=f"name one of the columns that the file has, such as {nearest(name, columns)}",
+  )
+
+
 def wrong_form(path: object, name: str, got: object) -> AnystepError:
   """The error of a column that records do not hold."""
   return AnystepError(
@@ -133,15 +146,7 @@ def _feature(schema: Any, path: object, name: str) -> Feature:
   import pyarrow as pa
 
   if schema.get_field_index(name) < 0:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "column_missing",
-      path=path,
-      feature=name,
-      expected=f"one column of this name among {', '.join(schema.names)}",
-      got=f"{schema.names.count(name)}",
-      fix=f"name one of the columns that the file has, such as {nearest(name, schema.names)}",
-    )
+    raise column_missing(path, name, schema.names)
   kind, shape = schema.field(name).type, []
   if pa.types.is_list(kind) or pa.types.is_large_list(kind):
     shape, kind = [None], kind.value_type

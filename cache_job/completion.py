@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import seqio
@@ -132,7 +133,10 @@ def describe(task: seqio.Task, job: SplitJob) -> Manifest:
     "seqio_version": seqio.__version__,
   }
   stats = merged_stats([spill.stats for spill in spills])
-  quarantine = [entry for spill in spills for entry in spill.bad]
+  source_names = _without_folder([source.name for source in ranges])
+  quarantine = [
+    {**entry, "source_shard": source_names[entry["source_shard"]]} for spill in spills for entry in spill.bad
+  ]
   entries = [
     _described(job, names.info_name(job.split), canonical_json(info, indent=2)),
     _described(job, names.stats_name(job.split), canonical_json(stats, indent=2)),
@@ -157,13 +161,27 @@ def describe(task: seqio.Task, job: SplitJob) -> Manifest:
     offsets_files=[shard["offsets"].entry for shard in shards if "offsets" in shard],
     description_files=entries,
     source_shards=[
-      SourceShard(name=source.name, examples=count)
+      SourceShard(name=source_names[source.name], examples=count)
       for source, count in zip(ranges, plan.examples, strict=True)
     ],
     fingerprint=task_fingerprint(task, job),
     cache_at=job.cache_at,
     task_feature_lengths=job.task_feature_lengths,
   )
+
+
+def _without_folder(names: Sequence[str]) -> dict[str, str]:
+  """By the names of source shards, these without the folder that all lie in, which differs among machines.
+
+  >>> _without_folder(["/data/a/0.txt", "/data/a/1.txt"])
+  {'/data/a/0.txt': '0.txt', '/data/a/1.txt': '1.txt'}
+  >>> _without_folder(["train 0", "train 1"])
+  {'train 0': 'train 0', 'train 1': 'train 1'}
+  """
+  parts = [name.split("/") for name in names]
+  folders = zip(*(of_name[:-1] for of_name in parts), strict=False)
+  common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, folders))
+  return {name: "/".join(of_name[common:]) for name, of_name in zip(names, parts, strict=True)}
 
 
 def _described(job: SplitJob, name: str, text: str, *, records: int = 1) -> FileEntry:

@@ -17,6 +17,7 @@ from anystep.tasks.rows_source import (
   SHARD_ROWS,
   FilesSource,
   check_shard_rows,
+  no_rows,
   parsed_shard,
   shards_of_file,
   with_shapes,
@@ -35,15 +36,15 @@ class ArrayRecordDataSource(FilesSource):
   Args:
     split_to_filepattern: by split a pattern of files, or several.
     feature_description: as `tf.io.parse_example` takes it; None to find it out from the first 256 records
-      of the first file: a feature that has one value in each of them is a number or a text, any other a
-      sequence.
+      of the first file that has some: a feature that has one value in each of them is a number or a text,
+      any other a sequence.
     columns: features that are read; None for all.
     shard_rows: how many records of a larger file a shard has; None for whole files.
     num_input_examples: records by split, where they are known; else the files tell.
 
   Raises:
-    AnystepError: when shards are listed or a dataset is built: 66 `files_missing`; 65 `file_container`,
-      `file_rows` where records are no examples; 78 `column_missing`.
+    AnystepError: when shards are listed or a dataset is built: 66 `files_missing`, `files_empty` where no
+      file has a record; 65 `file_container`, `file_rows` where records are no examples; 78 `column_missing`.
   """
 
   def __init__(
@@ -100,11 +101,14 @@ class ArrayRecordDataSource(FilesSource):
     return shards_of_file(path, groups, self._shard_rows)
 
   def _find_description(self) -> Mapping[str, Any]:
-    first = next(files[0] for split in sorted(self.splits) if (files := self.list_files(split)))
-    if self._given_description is None:
-      description = _found_description(first)
-    else:
+    first = next(self.all_files())
+    if self._given_description is not None:
       description = dict(self._given_description)
+    else:
+      found = next((path for path in self.all_files() if _num_records(path)), None)
+      if found is None:
+        raise no_rows(first)
+      first, description = found, _found_description(found)
     for name in self._columns or ():
       if name not in description:
         raise AnystepError(
@@ -125,7 +129,7 @@ def _found_description(path: str) -> dict[str, Any]:
   kinds: dict[str, str] = {}
   counts: dict[str, set[int]] = {}
   with _opened(path) as reader:
-    records = reader.read(0, min(reader.num_records(), _SAMPLED_RECORDS)) if reader.num_records() else []
+    records = reader.read(0, min(reader.num_records(), _SAMPLED_RECORDS))
   for place, record in enumerate(records):
     try:
       example = tf.train.Example.FromString(record)

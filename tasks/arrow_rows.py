@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,13 @@ import pyarrow.json
 from etils import epath
 
 from anystep import storage
-from anystep.arrow_columns import check_same_columns, column_features, columns_of, small_batches
+from anystep.arrow_columns import (
+  check_same_columns,
+  column_features,
+  column_missing,
+  columns_of,
+  small_batches,
+)
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Batch
 from anystep.manifest import Feature
@@ -25,14 +32,26 @@ _READ_BYTES = 1 << 22
 _CSV_READ_BYTES = 1 << 24
 _ARROW_MAGIC = b"ARROW1"
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+# What stands behind the ending of files of several shards.
+_SHARD_NUMBER = re.compile(r"-\d+-of-\d+\Z")
 _TYPES = ("string", "bool", "int8", "int16", "int32", "int64", "uint8", "float32", "float64")
 # Where PyArrow says which row of what it was given it failed at.
 _ROW = re.compile(r"[Rr]ow #?(\d+)")
 
 
+def compression_of(path: str) -> str:
+  """How a file's name says that it is compressed, `.gz`, `.bz2`, `.zst` or `.lz4`; `""` where it does not.
+
+  >>> compression_of("a.jsonl.gz"), compression_of("a.txt.gz-00000-of-00064"), compression_of("a.txt")
+  ('.gz', '.gz', '')
+  """
+  ending = os.path.splitext(_SHARD_NUMBER.sub("", path))[1]
+  return ending if ending in COMPRESSIONS else ""
+
+
 def open_input(path: str) -> Any:
-  """A file's bytes as an Arrow stream, decompressed where its name ends in .gz, .bz2, .zst or .lz4."""
-  codec = COMPRESSIONS.get(epath.Path(path).suffix)
+  """A file's bytes as an Arrow stream, decompressed where its name says how."""
+  codec = COMPRESSIONS.get(compression_of(path))
   return pa.input_stream(epath.Path(path).open("rb") if storage.is_remote(path) else path, codec)
 
 
@@ -116,10 +135,13 @@ class JsonRows:
     if features is not None:
       self.features = features
       return
-    first = next(self._pieces(), b"")
+    first = next(self._pieces(), None)
+    if first is None:
+      self.features = {}
+      return
     with _row_errors(path, first_row=0, expected="JSON objects"):
-      schema = _plain_schema(pa.json.read_json(pa.BufferReader(first), **_json_options(first)).schema, types)
-    self.features = column_features(schema, path, columns)
+      found = pa.json.read_json(pa.BufferReader(first), **_json_options(first)).schema
+    self.features = column_features(_plain_schema(found, path, types), path, columns)
 
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[Batch]:
     assert groups is None, "rows are not found"
@@ -170,10 +192,18 @@ class CsvRows:
     self._parse_options = pa.csv.ParseOptions(
       delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
     )
+    self._is_empty = _is_blank(path)
+    if self._is_empty:
+      self.features = features or {}
+      return
     with self._opened(None) as reader:
       names = reader.schema.names
-      schema = _plain_schema(reader.schema, types)
+      schema = _plain_schema(reader.schema, path, types)
+      has_rows = features is not None or bool(next(reader, ()))
     self.features = column_features(schema, path, columns)
+    if not has_rows:
+      # A head alone does not say what its columns hold.
+      self.features = {}
     if features is not None:
       # Types are the first file's: values show whether they hold here.
       self.features = {name: features.get(name, found) for name, found in self.features.items()}
@@ -183,6 +213,8 @@ class CsvRows:
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[Batch]:
     assert groups is None, "rows are not found"
     start = 0
+    if self._is_empty:
+      return
     with self._opened(_schema_of(self.features)) as reader:
       while True:
         with _row_errors(self._path, first_row=start, expected=_shown(self.features)):
@@ -223,6 +255,12 @@ def _decoded(
       first_row += len(batch)
 
 
+def _is_blank(path: str) -> bool:
+  """Whether a file holds nothing but line breaks and spaces."""
+  with _file_errors(path), open_input(path) as file:
+    return not any(content.strip() for content in iter(lambda: file.read(_READ_BYTES), b""))
+
+
 def _seekable(path: str) -> Any:
   return pa.PythonFile(epath.Path(path).open("rb"), "r") if storage.is_remote(path) else pa.memory_map(path)
 
@@ -246,8 +284,15 @@ def _json_options(piece: bytes, *, schema: Any = None, drops_others: bool = Fals
   }
 
 
-def _plain_schema(schema: pa.Schema, types: Mapping[str, Any]) -> pa.Schema:
-  """A guessed schema with the types that were given; what looks like a date or is always empty is a text."""
+def _plain_schema(schema: pa.Schema, path: str, types: Mapping[str, Any]) -> pa.Schema:
+  """A guessed schema with the types that were given; what looks like a date or is always empty is a text.
+
+  Raises:
+    AnystepError: 78 `column_missing` for a type of a column that is not there.
+  """
+  for name in types:
+    if name not in schema.names:
+      raise column_missing(path, name, schema.names)
   return pa.schema([(field.name, types.get(field.name, _plain_type(field.type))) for field in schema])
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Feature
 from anystep.parquet_rows import open_parquet
-from anystep.tasks.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type
+from anystep.tasks.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type, compression_of
 from anystep.tasks.rows_source import FileRows, FilesSource, RowsSource
 
 Patterns = Mapping[str, str | Iterable[str]]
@@ -39,14 +40,15 @@ class ArrowDataSource(RowsSource):
 class JsonLinesDataSource(RowsSource):
   """JSON lines, an object a line, compressed or not (.gz, .bz2, .zst, .lz4); see `RowsSource`.
 
-  What columns there are, and of which types, is found out from the first 4 MiB of the first file, or said:
-  a value of another type is refused with its file and row, and so is one that is missing. What looks like a
-  date is a text.
+  What columns there are, and of which types, is found out from the first 4 MiB of the first file that has
+  rows, or said: a value of another type is refused with its file and row, and so is one that is missing.
+  What looks like a date is a text.
 
   Args:
     split_to_filepattern: by split a pattern of files, or several.
     columns: those that are read; None for all, which every object has to have.
-    types: of columns that are guessed wrongly, as `{"score": "float32"}`, by Arrow's names.
+    types: of columns that are guessed wrongly, as `{"score": "float32"}`, by Arrow's names. One that is not
+      there is refused as any other column.
     num_input_examples: rows by split, where they are known.
   """
 
@@ -72,8 +74,8 @@ class JsonLinesDataSource(RowsSource):
 class CsvDataSource(RowsSource):
   """Comma or tab separated values, compressed or not (.gz, .bz2, .zst, .lz4); see `RowsSource`.
 
-  Types are found out from the first 16 MiB of the first file, or said, as of `JsonLinesDataSource`. An empty
-  cell is an empty text, and where numbers are it is refused.
+  Types are found out from the first 16 MiB of the first file that has rows, or said, as of
+  `JsonLinesDataSource`. An empty cell is an empty text, and where numbers are it is refused.
 
   Args:
     split_to_filepattern: by split a pattern of files, or several.
@@ -131,6 +133,9 @@ class TextDataSource(FilesSource):
     column: what the text is called.
     whole_files: whether an example is a file instead, as it is.
     num_input_examples: lines or files by split, where they are known.
+
+  Raises:
+    AnystepError: 66 `files_missing`; 78 `file_compression`, when shards are listed or a dataset is built.
   """
 
   def __init__(
@@ -145,10 +150,24 @@ class TextDataSource(FilesSource):
     self._whole_files = whole_files
     super().__init__(split_to_filepattern, num_input_examples=num_input_examples)
 
+  def find_shards(self, split: str) -> Sequence[str]:
+    files = self.list_files(split)
+    for path in () if self._whole_files else files:
+      if compression_of(path) not in ("", ".gz"):
+        raise AnystepError(
+          ExitCode.CONFIG,
+          "file_compression",
+          path=path,
+          expected="lines of text, compressed with gzip or not",
+          got=compression_of(path),
+          fix="decompress the file, or compress it with gzip",
+        )
+    return files
+
   def read_shard(self, shard: tf.Tensor) -> tf.data.Dataset:
     if self._whole_files:
       return tf.data.Dataset.from_tensors(shard).map(lambda path: {self._column: tf.io.read_file(path)})
-    is_packed = tf.strings.regex_full_match(shard, r".*\.gz")
+    is_packed = tf.strings.regex_full_match(shard, r"(?s).*\.gz(-\d+-of-\d+)?")
     lines = tf.data.TextLineDataset(shard, compression_type=tf.where(is_packed, "GZIP", ""))
     return lines.map(lambda line: {self._column: line})
 

@@ -162,6 +162,8 @@ def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
   if isinstance(source, seqio.TfdsDataSource):
     described["tfds_name"] = source.tfds_dataset.name
   if isinstance(source, seqio.FileDataSource):
+    # Patterns begin where the program runs; the files that they name stand here.
+    described.pop("split_to_filepattern", None)
     described["reader"] = describe(source._reader)
     described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
   return described

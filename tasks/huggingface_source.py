@@ -132,12 +132,16 @@ class HuggingFaceDataSource(seqio.DataSource):
     local = epath.Path(self._path).exists()
     options = {name: self._options[name] for name in ("name", "revision")}
     facts = {"columns": self._columns, "streaming": self._streaming, "shard_rows": self._shard_rows}
-    splits = {
-      split: {"asked": self._asked(split), "examples": self.num_input_examples(split)}
-      for split in self.splits
-    }
+    splits = {split: {"asked": self._asked(split), **self._size(split)} for split in self.splits}
     path = epath.Path(self._path).name if local else self._path
     return {"path": path, **options, **facts, "splits": splits}
+
+  def _size(self, split: str) -> dict[str, int]:
+    """What tells data that changed under their name: how much they are, where that is known."""
+    if self._streaming:
+      return {}
+    dataset = self._load(split)
+    return {"examples": len(dataset), "bytes": dataset.data.nbytes}
 
   def _shard_batches(self, split: str, shard: str, features: Mapping[str, Feature]) -> Iterator[Batch]:
     dataset, start = self._load(split), 0
@@ -158,7 +162,8 @@ class HuggingFaceDataSource(seqio.DataSource):
     dataset = self._load(split)
     schema = dataset.features and dataset.features.arrow_schema
     if schema is None:
-      schema = next(iter(dataset.with_format("arrow").iter(DECODED_ROWS))).schema
+      with _told(self._path):
+        schema = next(iter(dataset.with_format("arrow").iter(DECODED_ROWS))).schema
     return column_features(schema, f"{self._path}, {split}", self._columns)
 
   def _found_splits(self) -> tuple[str, ...]:
@@ -252,12 +257,15 @@ def _told(path: str) -> Iterator[None]:
   """Tells what `datasets` could not load."""
   try:
     yield
-  except (OSError, ValueError) as error:
+  # Its own errors and those of a format's library have no common class, and some hide what was wrong.
+  except Exception as error:
+    cause = error.__cause__ or error
+    said = "no rows" if isinstance(cause, StopIteration) else f"{type(cause).__name__}: {cause}"
     raise AnystepError(
       ExitCode.NO_INPUT,
       "dataset_missing",
       path=path,
       expected="a dataset that can be loaded: a directory of save_to_disk, of files, or a name on the hub",
-      got=" ".join(f"{type(error).__name__}: {error}".split()),
+      got=" ".join(said.split()),
       fix="correct the path or name, or see to the network; what was downloaded loads with HF_HUB_OFFLINE=1",
     ) from error

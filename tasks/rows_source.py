@@ -17,6 +17,7 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
+from anystep import storage
 from anystep.arrow_columns import check_same_columns
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Batch, Ragged
@@ -34,7 +35,7 @@ class FileRows(Protocol):
 
   @property
   def features(self) -> Mapping[str, Feature]:
-    """The columns by name, sorted."""
+    """The columns by name, sorted; none of a file without rows whose format keeps no types."""
 
   @property
   def group_rows(self) -> np.ndarray | None:
@@ -80,7 +81,7 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
     """The files, in the order of the patterns and within one of their names.
 
     Raises:
-      AnystepError: 66 `files_missing` where a pattern has none.
+      AnystepError: 66 `files_missing` where a pattern has none, or has a folder.
     """
     patterns = self._split_to_filepattern[split]
     files = []
@@ -88,8 +89,15 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
       found = seqio.utils.list_files(str(pattern))
       if not found or (not glob.has_magic(str(pattern)) and not epath.Path(pattern).exists()):
         raise _files_missing(split, str(pattern))
+      for path in found if not storage.is_remote(str(pattern)) else ():
+        if os.path.isdir(path):
+          raise _is_folder(split, str(pattern), path)
       files += found
     return files
+
+  def all_files(self) -> Iterator[str]:
+    """The files of every split, by the splits' names."""
+    return (path for split in sorted(self.splits) for path in self.list_files(split))
 
   def list_shards(self, split: str) -> list[str]:
     """Names of the shards: a file's path, or that with a range of rows."""
@@ -114,7 +122,8 @@ class RowsSource(FilesSource):
     num_input_examples: rows by split, where they are known.
 
   Raises:
-    AnystepError: when shards are listed or a dataset is built: 66 `files_missing`; 78 `column_missing`,
+    AnystepError: when shards are listed or a dataset is built: 66 `files_missing`, `files_empty` where a
+      format keeps no types and no file has a row; 78 `column_missing`,
       `feature_form`, `package_missing`, `files_differ`; 65 `file_container`, `file_rows`. While rows are
       read, TensorFlow makes an error of its own of those that show only there, and of 65 `column_null`.
   """
@@ -144,7 +153,7 @@ class RowsSource(FilesSource):
 
   @property
   def features(self) -> Mapping[str, Feature]:
-    """What the rows hold, as the first file says."""
+    """What the rows hold, as the first file says that knows."""
     return self._first_features()
 
   def num_input_examples(self, split: str) -> int | None:
@@ -185,8 +194,11 @@ class RowsSource(FilesSource):
     return rows.batches(range(start, stop))
 
   def _read_features(self) -> Mapping[str, Feature]:
-    first = next(files[0] for split in sorted(self.splits) if (files := self.list_files(split)))
-    return self.open_rows(first).features
+    for path in self.all_files():
+      features = self.open_rows(path).features
+      if features:
+        return features
+    raise no_rows(next(self.all_files()))
 
   def find_shards(self, split: str) -> Sequence[str]:
     files = self.list_files(split)
@@ -315,6 +327,30 @@ def _dense(column: Ragged | np.ndarray, feature: Feature) -> Ragged | np.ndarray
 
 def _name_and_size(path: str) -> list[Any]:
   return [os.path.basename(path), epath.Path(path).stat().length]
+
+
+def no_rows(path: object) -> AnystepError:
+  """The error where rows would have to say what columns there are, and there are none."""
+  return AnystepError(
+    ExitCode.NO_INPUT,
+    "files_empty",
+    path=path,
+    expected="a row in one of the files, which says what columns there are and of which types",
+    got="none",
+    fix="put files there that have rows",
+  )
+
+
+def _is_folder(split: str, pattern: str, path: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.NO_INPUT,
+    "files_missing",
+    split=split,
+    path=pattern,
+    expected="files alone",
+    got=f"a folder, {path}",
+    fix="name the files, such as data/*.jsonl; data/*/*.jsonl are those one folder below",
+  )
 
 
 def _files_missing(split: str, pattern: str) -> AnystepError:

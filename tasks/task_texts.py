@@ -48,6 +48,8 @@ def task_texts(
   done = 0
   before = _untokenized(task)
   for number, shard in enumerate(shards):
+    if done == max_examples:
+      return
     try:
       dataset = _shard_dataset(before, split, number, len(shards))
       names = _text_features(task, dataset.element_spec, features)

@@ -41,16 +41,21 @@ def _lines(files: Mapping[str, Patterns], columns: Sequence[str]) -> seqio.DataS
   return TextDataSource(files, column=columns[0])
 
 
+def _typed(source: type[CsvDataSource] | type[JsonLinesDataSource]) -> Any:
+  """A source whose first column is a text, whatever its values look like."""
+  return lambda files, columns: source(files, columns, types={columns[0]: "string"})
+
+
 # By the ending of files, what reads some of their columns.
 _FORMATS: Mapping[str, Callable[[Mapping[str, Patterns], Sequence[str]], seqio.DataSource]] = {
   "array_record": _array_records,
   "arrow": ArrowDataSource,
-  "csv": CsvDataSource,
+  "csv": _typed(CsvDataSource),
   "feather": ArrowDataSource,
-  "json": JsonLinesDataSource,
-  "jsonl": JsonLinesDataSource,
+  "json": _typed(JsonLinesDataSource),
+  "jsonl": _typed(JsonLinesDataSource),
   "parquet": ParquetDataSource,
-  "tsv": CsvDataSource,
+  "tsv": _typed(CsvDataSource),
   "txt": _lines,
 }
 # Those that may be compressed, and how; others compress by themselves.

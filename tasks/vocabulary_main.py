@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import hashlib
+import io
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,18 +20,21 @@ from anystep import storage
 from anystep.command_line import run_program
 from anystep.errors import AnystepError, ExitCode
 from anystep.progress import Progress, duration
+from anystep.tasks.arrow_rows import open_input
 from anystep.tasks.data_arguments import Parser, add_module_import_flag, check_output, task_unknown
 from anystep.tasks.decoding import printable
 from anystep.tasks.modules import import_modules
 from anystep.tasks.vocabulary_training import (
   MODEL_TYPES,
   Coverage,
+  TrainedModel,
   TrainingOptions,
   processor_of,
   train_model,
 )
 
 _SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
+_SHOWN_SECONDS = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
   train.set_defaults(run=_train)
   source = train.add_mutually_exclusive_group(required=True)
   source.add_argument("--task", help="a registered task: its examples before seqio.preprocessors.tokenize")
-  source.add_argument("--files", metavar="PATTERN", help='files of text, an example a line, as "data/*.txt"')
+  source.add_argument(
+    "--files", metavar="PATTERN", help='files of text, an example a line, as "data/*.txt", compressed or not'
+  )
   add_module_import_flag(train)
   train.add_argument("--split", default="train", help="of the task; default train")
   text = "of the task, may be repeated; default all output features that are text"
@@ -86,7 +95,7 @@ def _train(arguments: argparse.Namespace) -> None:
   )
   examples = _lines(arguments) if arguments.files is not None else _task_texts(arguments)
   begin_seconds = time.monotonic()
-  trained = train_model(_watched(examples, options), options)
+  trained = _watched(examples, options)
   seconds = time.monotonic() - begin_seconds
   coverage = Coverage.of(trained.content, trained.held_out or trained.first_texts)
   storage.put(arguments.output, trained.content)
@@ -98,13 +107,38 @@ def _train(arguments: argparse.Namespace) -> None:
   print(*(f"  {line}" for line in coverage.lines()), sep="\n")
 
 
-def _watched(examples: Iterator[list[str]], options: TrainingOptions) -> Iterator[str]:
-  """The texts, with a bar that says how far they are read."""
-  with Progress("read", total=None, unit="examples") as progress:
-    for number, texts in enumerate(examples, start=1):
-      yield from texts
-      progress.update(number)
-  print(f"train: {options.model_type} of {options.size:,} pieces", file=sys.stderr, flush=True)
+def _watched(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
+  """A model trained on texts, with a bar while they are read, and one while it is made of them."""
+  with contextlib.ExitStack() as training:
+
+    def texts() -> Iterator[str]:
+      with Progress("read", total=None, unit="examples") as progress:
+        for number, of_example in enumerate(examples, start=1):
+          yield from of_example
+          progress.update(number)
+      training.enter_context(_at_work(options))
+
+    return train_model(texts(), options)
+
+
+@contextlib.contextmanager
+def _at_work(options: TrainingOptions) -> Iterator[None]:
+  """Shows how long SentencePiece has been training; how far it is, it does not say."""
+  done = threading.Event()
+  with Progress("train", total=options.size, unit="pieces") as progress:
+
+    def show() -> None:
+      while not done.wait(_SHOWN_SECONDS):
+        progress.update(0, SentencePiece="is at work")
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      done.set()
+      thread.join()
+    progress.update(options.size)
 
 
 def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
@@ -129,7 +163,7 @@ def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
-  paths = sorted(glob.glob(arguments.files, recursive=True))
+  paths = [path for path in sorted(glob.glob(arguments.files, recursive=True)) if not os.path.isdir(path)]
   if not paths:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -144,7 +178,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def _first_lines(path: str, count: int) -> Iterator[str]:
-  with open(path, encoding="utf-8", errors="replace") as file:
+  with io.TextIOWrapper(open_input(path), encoding="utf-8", errors="replace") as file:
     for _, line in zip(range(count), file, strict=False):
       yield line.rstrip("\n")
 

@@ -203,6 +203,15 @@ def texts_in(value):
 
 
 class TestProvenance:
+  def test_does_not_depend_on_where_the_program_runs(self, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a line")
+    monkeypatch.chdir(tmp_path)
+    parts = [
+      provenance_part(small(source=seqio.TextLineDataSource({"train": pattern})), seed=0, base_seed=0)
+      for pattern in ("a.txt", str(tmp_path / "a.txt"))
+    ]
+    assert parts[0] == parts[1]
+
   def sources(self, directory):
     pattern = {"train": f"{directory}/train-*", "validation": f"{directory}/validation-*"}
     yield seqio.TextLineDataSource(split_to_filepattern=pattern)

@@ -155,12 +155,35 @@ def test_a_task_over_it_is_cached_like_any_other(files, tmp_path):
   with registered(task):
     run_job(tmp_path, "--num_shards=2", tasks=task.name)
   cache = anystep.open_cache(tmp_path, task.name, "train")
+  # Where the files lie is not said, and so no part of the cache's bytes.
+  assert [shard.name for shard in cache.manifest.source_shards] == [f"part{k}.parquet" for k in range(3)]
   assert len(cache) == sum(SIZES)
   for index in range(0, len(cache), 50):
     shard, place = (int(column[0]) for column in cache.source_of(np.array([index])))
     expected = row_of(sum(SIZES[:shard]) + place)
     expected["text"] = np.array(expected["text"], object)
     assert all(caches.same_array(value, expected[name]) for name, value in cache[index].items())
+
+
+def test_bad_examples_are_listed_without_the_place_of_their_files(tmp_path):
+  for k in range(2):
+    (tmp_path / f"{k}.txt").write_text("1\n2\n" if k else "3\nx\n")
+
+  @seqio.map_over_dataset
+  def as_numbers(example):
+    return {"targets": tf.strings.to_number(example["text"][None], tf.int32)}
+
+  task = seqio.Task(
+    "bad_lines",
+    source=TextDataSource({"train": f"{tmp_path}/*.txt"}),
+    preprocessors=[as_numbers, seqio.CacheDatasetPlaceholder()],
+    output_features={"targets": seqio.Feature(seqio.PassThroughVocabulary(9))},
+  )
+  with registered(task):
+    run_job(tmp_path / "cache", "--max_bad_examples=1", tasks=task.name)
+  (line,) = (tmp_path / "cache" / task.name / "quarantine.train.jsonl").read_text().splitlines()
+  entry = json.loads(line)
+  assert (entry["source_shard"], entry["place"]) == ("0.txt", 1)
 
 
 TEXTS = [f"tëxt {k}" + ', "more"\tof it' * (k % 4) for k in range(57)]
@@ -282,16 +305,6 @@ class TestEveryFormat:
         == expected
       )
 
-  def test_shuffles_shards_by_the_seed_and_loses_nothing(self, tmp_path, ending):
-    source, files = write_files(tmp_path, ending)
-    found = [
-      [row["text"] for row in source(files).get_dataset("train", shuffle=True, seed=seed).as_numpy_iterator()]
-      for seed in (1, 1, 2, 4)
-    ]
-    assert found[0] == found[1]
-    assert len({tuple(texts) for texts in found}) > 1
-    assert all(sorted(texts) == sorted(text.encode() for text in TEXTS) for texts in found)
-
   def test_says_which_files_there_are_where_a_pattern_has_none(self, tmp_path, ending):
     source, _ = write_files(tmp_path, ending)
     for pattern in (f"{tmp_path}/prat*.{ending}", f"{tmp_path}/part4.{ending}"):
@@ -321,6 +334,18 @@ class TestEveryFormat:
     described = json.dumps(source(files).described())
     assert f"part0.{ending}" in described
     assert str(tmp_path) not in described
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_shuffles_shards_by_the_seed_and_loses_nothing(tmp_path, ending):
+  source, files = write_files(tmp_path, ending)
+  found = [
+    [row["text"] for row in source(files).get_dataset("train", shuffle=True, seed=seed).as_numpy_iterator()]
+    for seed in (1, 1, 2, 4)
+  ]
+  assert found[0] == found[1]
+  assert len({tuple(texts) for texts in found}) > 1
+  assert all(sorted(texts) == sorted(text.encode() for text in TEXTS) for texts in found)
 
 
 def refusal(source):
@@ -385,6 +410,41 @@ class TestValues:
       {"a": 1, "b": b"x\ny"}
     ]
 
+  @pytest.mark.parametrize(
+    ("source", "empty"),
+    [
+      (JsonLinesDataSource, ""),
+      (JsonLinesDataSource, "\n \n"),
+      (CsvDataSource, ""),
+      (CsvDataSource, "a,b\n"),
+      (ArrayRecordDataSource, None),
+    ],
+  )
+  def test_are_of_the_types_of_the_first_file_with_rows(self, tmp_path, source, empty):
+    contents = {JsonLinesDataSource: '{"a": 1, "b": "x"}\n', CsvDataSource: "a,b\n1,x\n"}
+    record = serialize_example({"a": np.int64(1), "b": np.array(b"x", object)})
+    for k in range(3):
+      path = tmp_path / str(k)
+      if empty is None:
+        array_records(path, [record] * (k == 1))
+      else:
+        path.write_text(contents[source] if k == 1 else empty)
+    assert rows_of(source({"train": f"{tmp_path}/*"})) == [{"a": 1, "b": b"x"}]
+    (tmp_path / "1").unlink()
+    with pytest.raises(AnystepError) as caught:
+      source({"train": [str(tmp_path / "0"), str(tmp_path / "2")]}).list_shards("train")
+    assert (caught.value.code, caught.value.kind) == (66, "files_empty")
+    assert caught.value.fields["path"] == str(tmp_path / "0")
+
+  @pytest.mark.parametrize(("ending", "source"), [("jsonl", JsonLinesDataSource), ("csv", CsvDataSource)])
+  def test_of_columns_that_are_not_there_have_no_types(self, tmp_path, ending, source):
+    (tmp_path / "a").write_text('{"score": 1}' if ending == "jsonl" else "score\n1\n")
+    with pytest.raises(AnystepError) as caught:
+      source({"train": str(tmp_path / "a")}, types={"scroe": "float32"}).list_shards("train")
+    assert (caught.value.code, caught.value.kind) == (78, "column_missing")
+    assert caught.value.fields["feature"] == "scroe"
+    assert "score" in caught.value.fix
+
   def test_of_unknown_types_are_refused_at_once(self):
     with pytest.raises(AnystepError) as caught:
       JsonLinesDataSource({"train": "a.jsonl"}, types={"a": "strng"})
@@ -434,8 +494,25 @@ def test_text_is_what_seqio_makes_of_it(tmp_path):
   assert [row["text"] for row in rows_of(TextDataSource(files))] == expected
   (tmp_path / "a.txt.gz").write_bytes(gzip.compress((tmp_path / "a.txt").read_bytes()))
   assert [row["text"] for row in rows_of(TextDataSource({"train": f"{files['train']}.gz"}))] == expected
+  sharded = tmp_path / "a.txt.gz-00000-of-00001"
+  sharded.write_bytes((tmp_path / "a.txt.gz").read_bytes())
+  assert [row["text"] for row in rows_of(TextDataSource({"train": str(sharded)}))] == expected
   whole = rows_of(TextDataSource(files, whole_files=True))
   assert whole == [{"text": (tmp_path / "a.txt").read_bytes()}]
+
+
+def test_what_is_no_file_of_lines_is_refused_before_it_is_read(tmp_path):
+  (tmp_path / "a.txt.bz2").write_bytes(b"BZh")
+  with pytest.raises(AnystepError) as caught:
+    TextDataSource({"train": f"{tmp_path}/*.bz2"}).list_shards("train")
+  assert (caught.value.code, caught.value.kind) == (78, "file_compression")
+  assert (caught.value.fields["path"], caught.value.fields["got"]) == (f"{tmp_path}/a.txt.bz2", ".bz2")
+  (tmp_path / "folder").mkdir()
+  for pattern in (f"{tmp_path}/*", f"{tmp_path}/folder"):
+    with pytest.raises(AnystepError) as caught:
+      TextDataSource({"train": pattern}).list_shards("train")
+    assert (caught.value.code, caught.value.kind) == (66, "files_missing")
+    assert caught.value.fields["got"] == f"a folder, {tmp_path}/folder"
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -500,11 +577,27 @@ class TestHuggingFace:
     assert texts == sorted(text.encode() for text in TEXTS)
     assert source.num_input_examples("train") == (None if streaming else len(TEXTS))
 
+  def test_a_dataset_that_changed_under_its_name_is_told_apart(self, tmp_path):
+    described = []
+    for text in ("a", "ab"):
+      datasets.Dataset.from_dict({"text": [text]}).save_to_disk(str(tmp_path / text / "same"))
+      described.append(HuggingFaceDataSource(str(tmp_path / text / "same")).described())
+    assert described[0]["splits"]["train"]["examples"] == described[1]["splits"]["train"]["examples"]
+    assert described[0] != described[1]
+
   def test_splits_may_be_parts_of_those_of_the_dataset(self):
     source = HuggingFaceDataSource("json", splits={"train": "train[:10]"}, data_files={"train": self.files})
     assert [row["number"] for row in rows_of(source)] == list(range(10))
 
   def test_what_is_missing_is_named(self, tmp_path, monkeypatch):
+    (tmp_path / "bad.jsonl").write_text("no json")
+    (tmp_path / "empty.jsonl").write_text("")
+    for name, streaming in (("bad", False), ("bad", True), ("empty", False), ("empty", True)):
+      files = str(tmp_path / f"{name}.jsonl")
+      source = HuggingFaceDataSource("json", splits=["t"], data_files={"t": files}, streaming=streaming)
+      with pytest.raises(AnystepError, match="dataset_missing") as caught:
+        source.list_shards("t")
+      assert ("no rows" if name == "empty" else "JSON parse error") in caught.value.fields["got"]
     for source, code, kind in (
       (HuggingFaceDataSource(str(tmp_path / "nowhere"), splits=["train"]), 66, "dataset_missing"),
       (HuggingFaceDataSource("json", splits=["t"], data_files={"train": self.files}), 66, "dataset_missing"),
@@ -526,7 +619,7 @@ class TestHeldOut:
     source, files = write_files(tmp_path, ending)
     return HeldOutDataSource(source(files), examples)
 
-  @pytest.mark.parametrize("examples", [1, 8, 21])
+  @pytest.mark.parametrize("examples", [1, 8])
   def test_examples_are_as_many_as_were_asked_for_and_in_one_split(self, tmp_path, examples):
     source = self.source_of(tmp_path, examples)
     assert source.num_input_examples("validation") == examples

@@ -84,6 +84,15 @@ def test_the_ending_says_the_format_and_no_token_is_lost(tmp_path, ending, shard
     assert seqio.TaskRegistry.get("mine") is task
 
 
+@pytest.mark.parametrize(
+  ("name", "content"), [("a.csv", "text\n007\n2020-01-01\n"), ("b.tsv", "text\n1\n2\n")]
+)
+def test_texts_that_look_like_numbers_are_texts(tmp_path, name, content):
+  (tmp_path / name).write_text(content)
+  with registered("mine", str(tmp_path / name)) as task:
+    assert cached(task) == [tokens_of(text) for text in content.split()[1:]]
+
+
 def test_saved_datasets_and_other_sources_are_taken_as_files_are(tmp_path):
   datasets.disable_progress_bars()
   data = datasets.Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))})

@@ -1,14 +1,18 @@
 """`anystep-vocab`: models trained on a task's text before its tokens, the same in every run."""
 
 import functools
+import gzip
 import random
+import time
 
 import pytest
 import seqio
 import tensorflow as tf
 from job_runs import registered
 
+from anystep import progress
 from anystep.errors import AnystepError
+from anystep.tasks import vocabulary_main
 from anystep.tasks.task_texts import task_texts
 from anystep.tasks.vocabulary_main import main
 from anystep.tasks.vocabulary_training import Coverage, TrainingOptions, pieces_of, processor_of, train_model
@@ -72,6 +76,18 @@ class TestTaskTexts:
     found = [texts[0] for texts in task_texts(task_of(), "train", features=["targets"], max_examples=6)]
     assert found == [text for shard in range(3) for text in texts_of(60, seed=shard)[:2]]
     assert len(list(task_texts(task_of(), "train", max_examples=7))) == 7
+
+  def test_do_not_come_from_more_source_shards_than_are_wanted(self, monkeypatch):
+    opened = []
+    get_dataset = Texts.get_dataset
+
+    def watched(source, *arguments, **named):
+      opened.append(named["shard_info"].index)
+      return get_dataset(source, *arguments, **named)
+
+    monkeypatch.setattr(Texts, "get_dataset", watched)
+    assert len(list(task_texts(task_of(), "train", max_examples=1))) == 1
+    assert opened == [0]
 
   @pytest.mark.parametrize(
     ("arguments", "code", "kind", "fields"),
@@ -194,15 +210,30 @@ class TestProgram:
     assert vocabulary.vocab_size == 100
 
   def test_trains_on_files(self, tmp_path, capsys):
-    for k in range(2):
-      (tmp_path / f"{k}.txt").write_text("\n".join(texts_of(100, seed=k)), encoding="utf-8")
+    contents = ["\n".join(texts_of(100, seed=k)).encode() for k in range(2)]
+    (tmp_path / "0.txt").write_bytes(contents[0])
+    (tmp_path / "1.txt.gz").write_bytes(gzip.compress(contents[1]))
+    (tmp_path / "2.txt").mkdir()
     output = tmp_path / "of_files.model"
-    arguments = ["train", f"--files={tmp_path}/*.txt", "--size=330", "--byte_fallback", "--model_type=bpe"]
+    arguments = ["train", f"--files={tmp_path}/*.txt*", "--size=330", "--byte_fallback", "--model_type=bpe"]
     assert main([*arguments, "--max_examples=120", f"--output={output}"]) == 0
     assert "of 114 texts" in capsys.readouterr().out
     texts = [text for k in range(2) for text in texts_of(100, seed=k)[:60]]
     options = TrainingOptions(size=330, model_type="bpe", byte_fallback=True)
     assert output.read_bytes() == train_model(texts, options).content
+
+  def test_says_that_sentencepiece_is_at_work(self, monkeypatch, capsys):
+    monkeypatch.setattr(vocabulary_main, "_SHOWN_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_PLAIN_PERIOD_SECONDS", 0.02)
+    with vocabulary_main._at_work(TrainingOptions(size=50)):
+      time.sleep(0.3)
+    working, *_, last = capsys.readouterr().err.splitlines()
+    assert working.startswith("train: 0/50 pieces")
+    assert working.endswith("SentencePiece is at work")
+    assert last.startswith("train: 50/50 pieces")
+    with pytest.raises(KeyError), vocabulary_main._at_work(TrainingOptions(size=50)):
+      raise KeyError
+    assert capsys.readouterr().err.splitlines()[-1].startswith("train: 0/50 pieces")
 
   @pytest.mark.parametrize(
     ("arguments", "kind"),
