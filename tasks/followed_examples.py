@@ -265,6 +265,8 @@ class FollowedExamples:
     with seqio.utils.map_seed_manager(seed):
       try:
         dataset = bound(dataset)
+        if not isinstance(dataset, tf.data.Dataset):
+          failure = TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
       except Exception as error:
         failure = error
       next_seed = seqio.utils._NEXT_MAP_SEED
@@ -279,6 +281,16 @@ class FollowedExamples:
       middle = (passes + fails) // 2
       passes, fails = (passes, middle) if run(middle)[1] is not None else (middle, fails)
     return passes
+
+
+def has_split(task: seqio.Task, split: str) -> bool:
+  """Whether the task's source has a split.
+
+  Raises:
+    AnystepError: 66 `source_unreadable`.
+  """
+  with source_errors(task, split):
+    return split in task.splits
 
 
 def source_shards(task: seqio.Task, split: str) -> list[str]:

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --page: #ffffff; --soft: #57606a; --line: #d0d7de;
-  --bar: #2f6feb; --planned: #8c959f; --shade: #f6f8fa; --bad: #cf222e; --special: #8250df;
+  --bar: #2f6feb; --planned: #8c959f; --shade: #f6f8fa; --bad: #cf222e; --special: #7d4cd9;
   --even: #ddf4ff; --odd: #dafbe1 }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --soft: #9198a1;
-  --line: #3d444d; --bar: #4493f8; --planned: #656c76; --shade: #151b23; --bad: #f85149; --special: #ab7df8;
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --page: #0d1117; --soft: #9da4ad;
+  --line: #3d444d; --bar: #4493f8; --planned: #656c76; --shade: #151b23; --bad: #ff7b72; --special: #b392f9;
   --even: #0c2d6b; --odd: #033a16 } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
   max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
+h1, h2, h3, p { overflow-wrap: anywhere }
 h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem } h3 { font-size: 1rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }

@@ -14,6 +14,7 @@ from anystep.tasks.decoding import vocabularies
 from anystep.tasks.followed_examples import (
   FollowedExamples,
   StepFailed,
+  has_split,
   said,
   source_errors,
   source_shard,
@@ -134,14 +135,12 @@ def check_previews(
     if name not in known:
       raise _lengths_error(nearest(name, known), name)
   for task in tasks:
-    with source_errors(task, split):
-      splits = list(task.splits)
-    if split not in splits:
+    if not has_split(task, split):
       raise AnystepError(
         ExitCode.USAGE,
         "split_unknown",
         task=task.name,
-        expected=nearest(split, splits),
+        expected=nearest(split, task.splits),
         got=split,
         fix="correct --split",
       )

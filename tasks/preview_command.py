@@ -62,7 +62,7 @@ def _preview(arguments: argparse.Namespace) -> None:
     if path is not None:
       check_output(path, arguments.overwrite)
   split = arguments.split or "train"
-  tasks = _registered(names, arguments.module_import)
+  tasks = _registered(names, arguments.module_import, split)
   from anystep.tasks.preview import check_previews, preview
 
   check_previews(tasks, split=split, feature_lengths=arguments.feature_lengths, model=arguments.model)
@@ -95,11 +95,11 @@ def _preview(arguments: argparse.Namespace) -> None:
       raise made.error
 
 
-def _registered(names: Sequence[str], modules: Sequence[str]) -> list[seqio.Task]:
-  """The tasks of these names, and those of the mixtures of these names, each once.
+def _registered(names: Sequence[str], modules: Sequence[str], split: str) -> list[seqio.Task]:
+  """The tasks of these names, and of the mixtures of these names those that have the split, each once.
 
   Raises:
-    AnystepError: 64 `task_unknown`; 78 `module_import`.
+    AnystepError: 64 `task_unknown`; 66 `source_unreadable`; 78 `module_import`.
   """
   from anystep.tasks.modules import import_modules
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
@@ -108,11 +108,15 @@ def _registered(names: Sequence[str], modules: Sequence[str]) -> list[seqio.Task
   with quiet_stderr():
     import seqio
 
+  from anystep.tasks.followed_examples import has_split
+
   import_modules(modules)
   tasks: dict[str, seqio.Task] = {}
   for name in names:
     if name in seqio.MixtureRegistry.names():
-      found = sorted(seqio.MixtureRegistry.get(name).tasks, key=lambda task: task.name)
+      mixed = sorted(seqio.MixtureRegistry.get(name).tasks, key=lambda task: task.name)
+      # Where none has it, the first says so.
+      found = [task for task in mixed if has_split(task, split)] or mixed[:1]
     elif name in seqio.TaskRegistry.names():
       found = [seqio.TaskRegistry.get(name)]
     else:

@@ -75,15 +75,14 @@ def _notes(notes: Iterable[str]) -> str:
 
 
 def _example(stage: Stage, example: Example, full: bool) -> str:
-  head = f"{'given: ' if stage.problem else ''}example {example.label}"
-  if example.siblings > 1:
-    head += f", the first of {example.siblings:,} that one became"
-  parts = [f"<b>{as_html(head)}</b><dl>"]
+  given = "given: " if stage.problem else ""
+  parts = [f"<b>{given}example {as_html(example.label)}{example.of_how_many}</b><dl>"]
   for name, value, is_sum in _shown_features(stage, example):
     if is_sum:
       parts.append(f"<dt><b>{as_html(name)}</b> sum {np.sum(value.values):,}</dt>")
       continue
-    parts.append(f"<dt><b>{as_html(name)}</b> {as_html(_form(value))}</dt><dd>{_content(value, full)}</dd>")
+    cut = "" if value.kept is None else f", {value.cut:,} cut"
+    parts.append(f"<dt><b>{as_html(name)}</b> {value.form}{cut}</dt><dd>{_content(value, full)}</dd>")
   parts.append("</dl>")
   same = [name for name in example.features if name not in example.changed]
   parts += [
@@ -100,17 +99,6 @@ def _shown_features(stage: Stage, example: Example) -> Iterable[tuple[str, Value
   if stage.kind == "model":
     return example.lines()
   return [(name, example.features[name], False) for name in example.changed]
-
-
-def _form(value: Value) -> str:
-  """What a value is."""
-  if value.kept is not None:
-    cut = f"{value.cut:,} cut" if value.cut else "nothing is cut"
-    return f"{value.kept:,} of {len(value.values):,} kept, {cut}"
-  length = f"{len(value.values):,} " if value.values.ndim else ""
-  if value.is_tokens:
-    return f"{length}tokens"
-  return length + ("text" if value.values.dtype.hasobject else str(value.values.dtype))
 
 
 def _content(value: Value, full: bool) -> str:

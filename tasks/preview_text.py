@@ -78,7 +78,11 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
   if stage.problem is not None:
     lines.append(Text(f"raised {printable(stage.problem)}", "red"))
   for example in stage.examples:
-    lines += [_example_head(stage, example), _features(stage, example, full)]
+    label = f"{'given: ' if stage.problem else ''}example {printable(example.label)}"
+    lines += [
+      Text.assemble((label, "cyan"), (example.of_how_many, "yellow")),
+      _features(stage, example, full),
+    ]
     if stage.kind == "model":
       lines += [Padding(_aligned(side, features, full), _INDENT) for side, features in example.sides()]
   return Group(*lines)
@@ -86,13 +90,6 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
 
 def _notes(notes: Iterable[str]) -> list[RenderableType]:
   return [Text(printable(note), "dim italic") for note in notes]
-
-
-def _example_head(stage: Stage, example: Example) -> Text:
-  text = Text(f"{'given: ' if stage.problem else ''}example {printable(example.label)}", "cyan")
-  if example.siblings > 1:
-    text.append(f", the first of {example.siblings:,} that one became", "yellow")
-  return text
 
 
 def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
@@ -130,22 +127,18 @@ def _add(grid: Table, name: str, lines: _Lines) -> None:
 def _lines(value: Value, full: bool) -> _Lines:
   if value.is_tokens:
     ids = np.asarray(value.values).tolist()
-    yield f"{len(ids):,} tokens", _tokens_text(value, len(ids), full)
+    yield value.form, _tokens_text(value, len(ids), full)
     yield "ids", Text(" ".join(_shortened_list(ids, full)), "dim")
     return
   described = value.to_json()
-  if "text" in described:
-    yield f"{len(described['text']):,} characters", _shortened(described["text"], full)
-    return
-  form, values = str(value.values.dtype), described["values"]
-  if isinstance(values, list):
-    form = f"{len(values):,} {'texts' if value.values.dtype.hasobject else form}"
-    values = f"[{', '.join(_shortened_list(values, full))}]"
-  yield form, _shortened(str(values), full)
+  content = described.get("text", described.get("values"))
+  if isinstance(content, list):
+    content = f"[{', '.join(_shortened_list(content, full))}]"
+  yield value.form, _shortened(str(content), full)
 
 
 def _cut_lines(value: Value, full: bool) -> _Lines:
-  yield f"{value.kept or 0:,} of {len(value.values):,} kept", _cut_text(value, full)
+  yield value.form, _cut_text(value, full)
 
 
 def _cut_text(value: Value, full: bool) -> Text:

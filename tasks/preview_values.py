@@ -45,6 +45,17 @@ class Value:
     return self.vocabulary is not None and self.values.ndim == 1 and self.values.dtype.kind in "iu"
 
   @property
+  def form(self) -> str:
+    """What this is and how much of it: "31 tokens", "25 characters", "2 texts", "int64"."""
+    if self.kept is not None:
+      return f"{self.kept:,} of {len(self.values):,} kept"
+    kind = "texts" if self.values.dtype.hasobject else str(self.values.dtype)
+    if self.values.ndim:
+      return f"{len(self.values):,} {'tokens' if self.is_tokens else kind}"
+    text = self.to_json().get("text")
+    return kind if text is None else f"{len(text):,} characters"
+
+  @property
   def cut(self) -> int:
     """How many tokens are beyond the feature's length."""
     return 0 if self.kept is None else len(self.values) - self.kept
@@ -113,6 +124,11 @@ class Example:
   changed: Sequence[str] = ()
   removed: Sequence[str] = ()
   siblings: int = 1
+
+  @property
+  def of_how_many(self) -> str:
+    """What follows its label where it is one of several."""
+    return f", the first of {self.siblings:,} that one became" if self.siblings > 1 else ""
 
   def lines(self) -> Iterator[tuple[str, Value, bool]]:
     """Of a model's features those that are worth a line: name, value, and whether its sum says enough.

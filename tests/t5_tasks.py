@@ -12,6 +12,7 @@ import functools
 import io
 import pathlib
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 
@@ -94,6 +95,7 @@ def registered() -> Iterator[tuple[list[str], list[str]]]:
 @functools.cache
 def _providers() -> tuple[Mapping[str, seqio.Task], Mapping[str, seqio.Mixture]]:
   """T5's tasks and mixtures by name, out of the registries that importing them filled."""
+  assert "t5.data.tasks" not in sys.modules, "import t5's tasks by this module alone: it takes what is new"
   registries = (seqio.TaskRegistry, seqio.MixtureRegistry)
   before = [set(registry.names()) for registry in registries]
   import t5.data.mixtures  # noqa: F401

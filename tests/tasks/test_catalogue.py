@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import seqio
-import t5.data.mixtures
+import t5_tasks
 import tensorflow as tf
 from job_runs import registered, run_job
 from tfds_rows import ROWS, MadeUpRows
@@ -44,6 +44,15 @@ OF_TFDS = [
 CACHED = ["super_glue_multirc", "super_glue_record", "c4_lm", "arithmetic_addition_2"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def t5():
+  """T5's own tasks and mixtures, registered beside ours."""
+  with t5_tasks.registered():
+    import t5
+
+    yield t5
+
+
 @pytest.fixture(scope="module")
 def on_bytes():
   """The names of all tasks and mixtures, registered once more, with another vocabulary."""
@@ -58,11 +67,11 @@ def on_bytes():
     seqio.MixtureRegistry.remove(name)
 
 
-def made_up(task, directory, **settings):
+def made_up(task, source):
   """The task on made-up rows, under another name, on bytes."""
   return task.replace(
     name=f"made_up_{task.name}",
-    source=MadeUpRows(task.source, directory, **settings),
+    source=source,
     output_features={
       name: seqio.Feature(BYTES, add_eos=feature.add_eos) for name, feature in task.output_features.items()
     },
@@ -82,14 +91,10 @@ def texts_of(task, split):
 def test_texts_are_those_of_t5(name, tmp_path):
   # All labels to train on are published; where one is not, T5 would keep the example.
   hides_a_label = name != "super_glue_wsc_train"
-  ours, theirs = (
-    made_up(seqio.TaskRegistry.get(task), tmp_path, hides_a_label=hides_a_label)
-    for task in (name, name_in_t5(name))
-  )
-  theirs = theirs.replace(source=ours.source)
-  (spec, examples), (their_spec, their_examples) = (
-    texts_of(task, ours.source.splits[0]) for task in (ours, theirs)
-  )
+  task = seqio.TaskRegistry.get(name)
+  source = MadeUpRows(task.source, tmp_path, hides_a_label=hides_a_label)
+  ours, theirs = (made_up(one, source) for one in (task, seqio.TaskRegistry.get(name_in_t5(name))))
+  (spec, examples), (their_spec, their_examples) = (texts_of(one, source.splits[0]) for one in (ours, theirs))
   assert spec == their_spec
   np.testing.assert_equal(examples, their_examples)
   assert len(examples) >= ROWS // 4
@@ -130,7 +135,7 @@ PEBBLE = (
 
 
 @pytest.mark.parametrize(("text", "at_index", "pronoun"), [(PONY, "him,", "him"), (PEBBLE, "use", "it")])
-def test_the_odd_texts_of_wsc_are_starred_as_t5_stars_them(text, at_index, pronoun):
+def test_the_odd_texts_of_wsc_are_starred_as_t5_stars_them(text, at_index, pronoun, t5):
   words = [word.strip('"') for word in text.split(" ")]
   index = len(words) - 1 - words[::-1].index(at_index)
   row = {"text": [text], "span2_index": [index], "span2_text": [pronoun], "span1_text": ["it"]}
@@ -157,7 +162,7 @@ def test_a_pronoun_that_is_not_there_is_refused():
   "text", ["bob", "Bob 's", "the", "", "big bird", "hat", "boy's", "brother", "his brother Bob", "bird's"]
 )
 @pytest.mark.parametrize("label", [0, 1])
-def test_predicted_referents_are_judged_as_t5_judges_them(text, noun, label):
+def test_predicted_referents_are_judged_as_t5_judges_them(text, noun, label, t5):
   example = {"targets_pretokenized": noun.encode(), "label": np.int64(label)}
   for is_target in (False, True):
     theirs = t5.data.postprocessors.wsc_simple(text, example=example, is_target=is_target)
@@ -170,7 +175,7 @@ def cached(tmp_path_factory):
   directory = tmp_path_factory.mktemp("catalogue")
   tasks = {name: seqio.TaskRegistry.get(name) for name in CACHED}
   tasks = {
-    name: made_up(task, directory) if isinstance(task.source, TfdsSource) else task
+    name: made_up(task, MadeUpRows(task.source, directory)) if isinstance(task.source, TfdsSource) else task
     for name, task in tasks.items()
   }
   run_made_up_job(directory, tasks.values(), "--splits=validation")
@@ -267,7 +272,8 @@ def test_metrics_of_other_tasks_are_of_scores_or_predictions(name, expected, cac
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [*OF_TFDS, "c4_span_corruption", "c4_lm"])
 def test_every_task_goes_through_a_cache_with_all_its_splits(name, tmp_path):
-  task = made_up(seqio.TaskRegistry.get(name), tmp_path)
+  task = seqio.TaskRegistry.get(name)
+  task = made_up(task, MadeUpRows(task.source, tmp_path))
   run_made_up_job(tmp_path, [task])
   for split in task.source.splits:
     examples = assert_read_as_seqio_has_them(tmp_path, task, split)

@@ -346,7 +346,7 @@ class TestSpanCorruption:
 
 def test_span_corruption_chunk_is_the_longest_that_fits():
   """Measured on what the graph makes of texts of every length."""
-  longest = 700
+  longest = 400
   roomy = {"inputs": 10 * longest, "targets": 10 * longest}
   for options in ({}, {"noise_density": 0.3, "mean_span_tokens": 2.0}):
     features = features_with(2000, add_eos=False)

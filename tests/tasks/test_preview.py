@@ -76,6 +76,10 @@ def misnamed(dataset):
   return dataset.map(lambda example: {"targets": example["text"]})
 
 
+def forgetful(dataset):
+  dataset.map(lambda example: example)
+
+
 def raise_at(number):
   """A preprocessor that fails at a shard's example of that number."""
 
@@ -320,6 +324,12 @@ def test_a_preprocessor_that_cannot_be_built_says_which_line_of_it():
   assert found.error.fields["preprocessor"] == "misnamed"
 
 
+def test_a_preprocessor_that_returns_nothing_fails_like_any_other():
+  found = previewed(task(forgetful, TOKENIZE))
+  assert found.stages[-1].problem == "TypeError: a tf.data.Dataset is to be returned, not NoneType"
+  assert (found.error.kind, found.error.fields["preprocessor"]) == ("preprocessor_failed", "forgetful")
+
+
 def test_a_preprocessor_that_ours_refuses_keeps_its_kind():
   from anystep.tasks.preprocessors import span_corruption
 
@@ -554,6 +564,23 @@ def test_a_page_needs_nothing_else_and_runs_nothing(hostile, full):
   assert str(small_tasks.VOCABULARY.encode("x")[0]) in titles
 
 
+def luminance(color):
+  """Relative luminance as WCAG 2.1 defines it."""
+  parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+  red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_stands_on_a_page_can_be_read_by_day_and_by_night(hostile, scheme):
+  light, dark = re.findall(r":root \{(.*?)\}", preview_page([hostile]), re.DOTALL)
+  colors = dict(re.findall(r"--(\w+): (#\w{6})", {"light": light, "dark": dark}[scheme]))
+  for text in ("text", "soft", "bad", "special"):
+    for ground in ("page", "shade", "even", "odd"):
+      low, high = sorted(luminance(colors[name]) for name in (text, ground))
+      assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
 def run_main(*arguments):
   assert main(["preview", *arguments]) == 0
 
@@ -564,8 +591,10 @@ def tasks_registered():
   plain = task(TOKENIZE, name="preview_plain", after=(seqio.preprocessors.append_eos,))
   random = task(TOKENIZE, small_tasks.rotate, name="preview_random")
   fails = task(raise_at(1), TOKENIZE, name="preview_fails")
-  with registered(plain, random, fails):
-    mixture = seqio.Mixture("preview_mixture", ["preview_random", "preview_plain"], default_rate=1)
+  held_out = task(TOKENIZE, name="preview_held_out", sizes={"validation": (9,)})
+  with registered(plain, random, fails, held_out):
+    mixed = ["preview_random", "preview_plain", "preview_held_out"]
+    mixture = seqio.Mixture("preview_mixture", mixed, default_rate=1)
     with registered(mixture):
       yield
 
@@ -636,6 +665,11 @@ def test_a_program_that_meets_a_failure_shows_what_came_before_and_ends_with_it(
       ["--task=preview_plain", "--split=valid"],
       "split_unknown",
       {"task": "preview_plain", "expected": "validation", "got": "valid"},
+    ),
+    (
+      ["--task=preview_mixture", "--split=test"],
+      "split_unknown",
+      {"task": "preview_held_out", "got": "test"},
     ),
     (
       ["--task=preview_plain", '--feature_lengths={"target": 3}'],
