@@ -178,7 +178,9 @@ def _counts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
 
 def _by_file_sizes(task: Any, job: SplitJob, sample: _Sample, counted: Sequence[int]) -> int | None:
   """How many examples there are in files, of which the first few are counted."""
-  paths = [epath.Path(name) for name in job.source_shards]
+  from anystep.tasks.held_out_source import HELD_OUT_BEFORE
+
+  paths = [epath.Path(name.partition(HELD_OUT_BEFORE)[0]) for name in job.source_shards]
   if not all(path.exists() for path in paths):
     return None
   sizes = [path.stat().length for path in paths]

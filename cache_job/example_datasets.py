@@ -75,6 +75,8 @@ def preprocessed_dataset(
       dataset = task.preprocess_precache(dataset, seed=seed)
       if job.cache_at == "end":
         dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
+      if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
     return dataset
 
 

@@ -37,9 +37,11 @@ def check_splits(splits: Sequence[str], tasks: Collection[seqio.Task]) -> None:
   """Refuses splits that no selected task has.
 
   Raises:
-    AnystepError: 64 `split_unknown`.
+    AnystepError: 64 `split_unknown`; as `splits_of`.
   """
-  known = sorted({split for task in tasks for split in task.splits})
+  from anystep.tasks.tfds_source import splits_of
+
+  known = sorted({split for task in tasks for split in splits_of(task)})
   for split in splits:
     if split not in known:
       raise AnystepError(

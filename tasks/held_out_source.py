@@ -15,6 +15,8 @@ from anystep.tasks.huggingface_source import HuggingFaceDataSource
 from anystep.tasks.rows_source import FilesSource, shards_dataset
 
 TRAIN, VALIDATION = "train", "validation"
+# In the name of a shard: behind that of the source's own.
+HELD_OUT_BEFORE = "#after="
 
 
 class HeldOutDataSource(seqio.DataSource):
@@ -47,8 +49,8 @@ class HeldOutDataSource(seqio.DataSource):
 
   def list_shards(self, split: str) -> list[str]:
     """Names of the shards: the source's, with what is held out of each."""
-    what = "after" if split == TRAIN else "first"
-    return [f"{name}#{what}={count}" for name, count in self._parts(split)]
+    mark = HELD_OUT_BEFORE if split == TRAIN else "#first="
+    return [f"{name}{mark}{count}" for name, count in self._parts(split)]
 
   def num_input_examples(self, split: str) -> int | None:
     """How many examples a split has, where the source knows."""

@@ -44,15 +44,32 @@ class TfdsSource(seqio.TfdsDataSource):
     return super().get_dataset(split, *args, **arguments)
 
   def _check(self) -> None:
-    loader = self.tfds_dataset
-    if loader.info.splits:
-      return
-    dataset = str(loader.name).partition(":")[0]
-    raise AnystepError(
-      ExitCode.NO_INPUT,
-      "dataset_missing",
-      dataset=loader.name,
-      expected=f"its files in {loader.builder.data_dir}",
-      got="none",
-      fix=f"make them with `tfds build {dataset}`, or say where they lie: --tfds_data_dir or TFDS_DATA_DIR",
-    )
+    if not self.tfds_dataset.info.splits:
+      raise _dataset_missing(self)
+
+
+def splits_of(task: seqio.Task) -> list[str]:
+  """A task's splits: SeqIO finds those of a dataset of TensorFlow Datasets on disk.
+
+  Raises:
+    AnystepError: 66 `dataset_missing` where there are none.
+  """
+  try:
+    return list(task.splits)
+  except ValueError as error:
+    if not isinstance(task.source, seqio.TfdsDataSource):
+      raise
+    raise _dataset_missing(task.source) from error
+
+
+def _dataset_missing(source: seqio.TfdsDataSource) -> AnystepError:
+  loader = source.tfds_dataset
+  dataset = str(loader.name).partition(":")[0]
+  return AnystepError(
+    ExitCode.NO_INPUT,
+    "dataset_missing",
+    dataset=loader.name,
+    expected=f"its files in {loader.builder.data_dir}",
+    got="none",
+    fix=f"make them with `tfds build {dataset}`, or say where they lie: --tfds_data_dir or TFDS_DATA_DIR",
+  )

@@ -1,5 +1,6 @@
 """A dry run says what the job would do and about how much it would write, and does nothing."""
 
+import functools
 import gzip
 import math
 import re
@@ -17,6 +18,7 @@ from anystep.cache_job.estimates import Estimate, estimate_split, human_bytes
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.task_work import task_work
 from anystep.errors import AnystepError
+from anystep.tasks.sources import HeldOutDataSource, TextDataSource
 
 LIGHT = (small_tasks.observe, small_tasks.split_and_drop)
 TASK = small_tasks.task("small_dry", before=LIGHT, sizes={"train": (4, 3), "validation": (5,)})
@@ -120,6 +122,18 @@ def test_a_task_that_does_not_give_what_it_says_is_told_by_the_dry_run(tmp_path)
   assert caught.value.fields["got"] == "string of rank 0"
 
 
+def give_nothing(dataset):
+  dataset.map(lambda example: example)
+
+
+@pytest.mark.parametrize("after", [(), LIGHT])
+def test_a_preprocessor_that_returns_no_dataset_is_named(tmp_path, after):
+  task = small_tasks.task("small_nothing", before=(give_nothing, *after), after=(), sizes={"train": (4,)})
+  with pytest.raises(AnystepError) as caught:
+    estimate_split(task, job_of(task, tmp_path))
+  assert (caught.value.kind, caught.value.fields["preprocessor"]) == ("preprocessor_failed", "give_nothing")
+
+
 def test_a_source_that_cannot_be_read_is_told_by_the_dry_run(tmp_path):
   record = tmp_path / "records" / "part"
   record.parent.mkdir()
@@ -175,6 +189,21 @@ class TestHowManyExamples:
   def test_follows_from_the_bytes_of_lines(self, tmp_path, lines_dir, monkeypatch):
     monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
     assert estimated_examples(lines_task(lines_dir), tmp_path) == pytest.approx(3000, rel=0.1)
+
+  def test_follows_from_the_bytes_of_files_of_which_some_is_held_out(self, tmp_path, lines_dir, monkeypatch):
+    monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
+    (lines_dir / "0").write_bytes((lines_dir / "1").read_bytes())
+    lines = TextDataSource({"train": str(lines_dir / "*")}, column="text")
+    task = seqio.Task(
+      "small_held_out",
+      source=HeldOutDataSource(lines, 10),
+      preprocessors=[
+        functools.partial(seqio.preprocessors.rekey, key_map={"targets": "text"}),
+        seqio.CacheDatasetPlaceholder(),
+      ],
+      output_features={},
+    )
+    assert estimated_examples(task, tmp_path) == pytest.approx(6000, rel=0.2)
 
   def test_is_unknown_of_compressed_files_that_take_long_to_count(self, tmp_path, lines_dir, monkeypatch):
     monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
