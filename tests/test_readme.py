@@ -23,6 +23,7 @@ def test_the_way_of_a_users_task_from_registration_to_reading(tmp_path, monkeypa
   monkeypatch.setattr(sys, "path", [*sys.path])
   register, read = _blocks("python")
   Path("my_tasks.py").write_text(register)
+  monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
   Path("data").mkdir()
   for name in ("train-0", "train-1", "validation"):
     Path("data", f"{name}.txt").write_text("".join(f"{name} line {k}: {'words ' * 30}\n" for k in range(90)))

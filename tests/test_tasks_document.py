@@ -64,6 +64,8 @@ def folder(tmp_path, monkeypatch):
     lines = "".join(f"{name} line {k}: {'Wörter ' * (1 + k)}\n" for k in range(30))
     (tmp_path / f"data/books/{name}.txt").write_text(lines)
   (tmp_path / "my_tasks.py").write_text(blocks(WAY, "python")[0])
+  # Another document's.
+  sys.modules.pop("my_tasks", None)
   yield tmp_path
   sys.modules.pop("my_tasks", None)
   for registry, names in ((seqio.MixtureRegistry, ["web_and_books"]), (seqio.TaskRegistry, ["web", "books"])):
