@@ -121,7 +121,9 @@ def _why_not_in_place(named: NamedTasks, config: DatasetConfig) -> str | None:
   for name, task in named.tasks.items():
     if not sources.random_access(task.source):
       return f"the source of {name}, a {type(task.source).__name__}, has no random access"
-    if not task.supports_caching or cached_preprocessors(task, "placeholder"):
+    if not task.supports_caching:
+      return f"{name} has no seqio.CacheDatasetPlaceholder(), after which it is preprocessed at reading"
+    if cached_preprocessors(task, "placeholder"):
       return f"preprocessors of {name} stand before its seqio.CacheDatasetPlaceholder()"
   if not config.modules:
     return "MIXTURE_OR_TASK_MODULE names no module for anystep-cache --index_only"

@@ -236,7 +236,8 @@ class _Reporter:
       return
     (step, batch, metrics), self._pending = self._pending, None
     sums = {name: np.asarray(value) for name, value in metrics.items()}
-    tokens = sums["weight_sum"]
+    # A batch without loss weights, as one of tombstones alone, has averages of 0.
+    tokens = sums["weight_sum"] or 1
     loss = float(sums["loss"] / tokens)
     self._log.write(step, local_values(batch), loss)
     if not math.isfinite(loss):
@@ -247,7 +248,7 @@ class _Reporter:
         got=loss,
         fix="lower the learning rate, or look at the step's rows with anystep-data what-was-at",
       )
-    self._tokens += int(tokens)
+    self._tokens += int(sums["weight_sum"])
     tokens_per_second = self._tokens / (time.monotonic() - self._begin_seconds)
     self._writer.write_scalars(
       step + 1,

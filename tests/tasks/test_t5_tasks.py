@@ -41,11 +41,6 @@ SAMPLE = {
   "squad_v010_allanswers": "train",
   "super_glue_multirc_v102_1_sentinel": "validation",
   "super_glue_record_v102": "validation",
-  "trivia_qa_v010": "train",
-}
-SAMPLE_MIXTURES = {
-  "squad_trivia_qa_equal": ["squad_v010_allanswers", "trivia_qa_v010"],
-  "wsc_dpr_simple_proportional": ["dpr_v001_simple", "super_glue_wsc_v102_simple_train"],
 }
 # Where predicting each example's target does not give 100 in each metric.
 NOT_PERFECT = {
@@ -286,10 +281,10 @@ def test_a_task_goes_from_its_source_to_its_metrics(name, split, cache_dir):
   check_split(task, split, cache_dir)
 
 
-@pytest.mark.parametrize(("name", "tasks"), SAMPLE_MIXTURES.items())
-def test_a_mixture_is_mixed_at_its_own_rates(name, tasks, cache_dir):
-  make_caches(map(seqio.TaskRegistry.get, tasks), cache_dir, "--splits=train")
-  check_mixture(seqio.MixtureRegistry.get(name))
+def test_a_mixture_is_mixed_at_its_own_rates(cache_dir):
+  mixture = seqio.MixtureRegistry.get("wsc_dpr_simple_proportional")
+  make_caches([task for task in mixture.tasks if "train" in task.splits], cache_dir, "--splits=train")
+  check_mixture(mixture)
 
 
 def test_scores_of_choices_are_ranked(cache_dir):

@@ -29,6 +29,7 @@ from anystep.train import cache_program, main
 from anystep.train.cache_program import CacheCommand, MissingSplit, commands_for
 from anystep.train.run_comparison import compare_runs
 from anystep.train.step_log import read_step_log
+from anystep.train.trainer import PreparedRun
 
 EVALUATED = {"EVAL_DATASET": "@eval/datasets.DatasetConfig()"}
 SPLITS = {"train": 3, "validation": 1}
@@ -41,20 +42,19 @@ import tensorflow as tf
 from anystep.tasks import preprocessors
 
 vocabulary = seqio.ByteVocabulary(extra_ids=125)
-for name, before in (("in_place", []), ("in_haste", [seqio.preprocessors.tokenize])):
+tokenize, placeholder = [seqio.preprocessors.tokenize], [seqio.CacheDatasetPlaceholder()]
+for name, first in (
+  ("in_place", [*placeholder, *tokenize]),
+  ("in_haste", [*tokenize, *placeholder]),
+  ("in_one", tokenize),
+):
   seqio.TaskRegistry.add(
     name,
     source=seqio.TFExampleDataSource(
       {split: FILES + f"/{split}-*" for split in ("train", "validation")},
       feature_description={"targets": tf.io.FixedLenFeature([], tf.string)},
     ),
-    preprocessors=[
-      *before,
-      seqio.CacheDatasetPlaceholder(),
-      *([] if before else [seqio.preprocessors.tokenize]),
-      preprocessors.span_corruption,
-      seqio.preprocessors.append_eos,
-    ],
+    preprocessors=[*first, preprocessors.span_corruption, seqio.preprocessors.append_eos],
     output_features={"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)},
   )
 """
@@ -98,7 +98,7 @@ def write_files(directory):
 @pytest.fixture
 def tasks_of(tmp_path, monkeypatch):
   """`tasks_of(files)`: registers tasks of these files as a user's module does, for one test."""
-  names = ("in_place", "in_haste")
+  names = ("in_place", "in_haste", "in_one")
 
   def register(files):
     (tmp_path / "file_tasks.py").write_text(f"FILES = {str(files)!r}\n{TASKS}")
@@ -195,6 +195,7 @@ def test_what_is_not_described_yet_is_described_below_the_run(command, tasks_of,
   ("name", "reason"),
   [
     ("in_haste", "preprocessors of in_haste stand before its seqio.CacheDatasetPlaceholder()"),
+    ("in_one", "in_one has no seqio.CacheDatasetPlaceholder()"),
     (tiny_tasks.NAME, "the source of tiny_span_corruption, a FunctionDataSource, has no random access"),
   ],
 )
@@ -260,7 +261,8 @@ def test_a_missing_cache_is_made_first_as_the_program_makes_it(command, programs
   assert len(programs) == count
 
 
-def test_only_what_is_missing_is_made(command, programs, tmp_path):
+def test_only_what_is_missing_is_made(command, programs, tmp_path, monkeypatch):
+  monkeypatch.setattr(PreparedRun, "run", lambda self: {})
   cache_dir = tmp_path / "cache"
   run_job(cache_dir, "--splits=train", "--module_import=tiny_tasks", tasks=tiny_tasks.NAME)
   trained = {path: stamp for path, stamp in stamps_of(cache_dir).items() if "train" in path.name}

@@ -9,11 +9,14 @@ import tiny_tasks
 from job_runs import registered
 
 from anystep.cache import open_cache
+from anystep.digest import batch_digest
 from anystep.errors import AnystepError
 from anystep.plan import Plan
 from anystep.stream import Stream
+from anystep.tombstones import TombstoneList
 from anystep.train import checkpoints, main
 from anystep.train.run_comparison import compare_runs
+from anystep.train.step_log import read_step_log
 
 MIXTURE = {"MIXTURE_OR_TASK_NAME": repr(tiny_tasks.MIXTURE)}
 
@@ -140,14 +143,41 @@ def test_a_plan_may_change_what_is_not_trained_and_the_one_before_is_kept(killed
   assert "skip of [3, 6)" in Plan.from_json((directory / "data_plan.json").read_text()).segments[-1].reason
 
 
-def test_a_plan_that_changes_trained_steps_is_refused(killed, command, tmp_path):
-  plan = plan_in(killed(4)).change(2, rates={tiny_tasks.NAME: 1, tiny_tasks.OTHER_NAME: 1})
+@pytest.mark.parametrize(
+  ("field", "changed"),
+  [
+    ("segments", lambda plan, _: plan.change(2, rates={tiny_tasks.NAME: 1, tiny_tasks.OTHER_NAME: 1})),
+    ("tombstones", lambda plan, listed: plan.tombstone(2, [listed])),
+  ],
+  ids=["segments", "tombstones"],
+)
+def test_a_plan_that_changes_trained_steps_is_refused(field, changed, killed, command, tiny_cache, tmp_path):
+  listed = TombstoneList.of(open_cache(tiny_cache, tiny_tasks.NAME, "train"), [0])
   path = tmp_path / "changed.json"
-  path.write_text(plan.to_json())
+  path.write_text(changed(plan_in(killed(4)), listed).to_json())
   with pytest.raises(AnystepError) as refused:
     main.prepare(command(**MIXTURE, DATA_PLAN=repr(str(path))))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
-  assert refused.value.fields["field"] == "segments"
+  assert refused.value.fields["field"] == field
+
+
+def test_a_run_goes_on_where_all_of_a_batch_are_tombstones(command, tiny_cache, tmp_path, monkeypatch):
+  cache = open_cache(tiny_cache, tiny_tasks.NAME, "train")
+  listed = TombstoneList.of(cache, range(cache.manifest.num_examples))
+  path = tmp_path / "plan.json"
+  path.write_text(main.prepare(command()).data.plan.tombstone(2, [listed]).to_json())
+  kill_at(monkeypatch, 4, command, DATA_PLAN=repr(str(path)))
+  # The checkpoint's plan has them too.
+  main.main(command(TRAIN_STEPS=5))
+  first, second = read_step_log(tmp_path / "model")
+  assert [record.step for record in (*first, *second)] == [0, 1, 2, 3, 4]
+  losses = [record.loss for record in (*first, *second)]
+  assert min(losses[:2]) > 0
+  assert losses[2:] == [0, 0, 0]
+  with main.prepare(command(TRAIN_STEPS=5)).data.open_stream() as stream:
+    batches = [stream.batch(step) for step in range(5)]
+  assert [record.digest for record in (*first, *second)] == list(map(batch_digest, batches))
+  assert [bool(batch["decoder_loss_weights"].any()) for batch in batches] == [True, True, False, False, False]
 
 
 def test_a_plan_of_another_seed_than_the_configurations_is_refused(changed_plan, command):
