@@ -122,9 +122,9 @@ def _document(plan: Plan) -> dict[str, Any]:
   fields = dataclasses.fields(plan)
   document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*UNSAID, "segments"}}
   document["tasks"] = {name: dataclasses.asdict(task) for name, task in plan.tasks.items()}
-  tombstones: dict[str, dict[str, int]] = {}
+  tombstones: dict[str, dict[str, list[int]]] = {}
   for task, index, step in plan.silent_steps.items():
-    tombstones.setdefault(task, {})[str(index)] = step
+    tombstones.setdefault(task, {}).setdefault(f"[{step}]", []).append(index)
   return document | {"segments": named, "tombstones": tombstones}
 
 

@@ -22,6 +22,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks.converters import native_converter
 from anystep.tasks.deterministic_task import CachedTasks, steps_dataset
+from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 from anystep.tasks.modules import import_modules
 
 # As T5X names them; those it has not finished have a longer name.
@@ -45,8 +46,9 @@ def get_deterministic_dataset(
   step. Parameters have the names and the order of those that T5X calls with.
 
   Args:
-    cfg: a `t5x.utils.DatasetConfig`. `shuffle` is whether each epoch has an order of its own; `seed` None is
-      0; with `pack`, each row holds as many examples as fit (`best_fit`).
+    cfg: a `t5x.utils.DatasetConfig`, whose name may be a mixture of caches as MaxText writes it. `shuffle` is
+      whether each epoch has an order of its own; `seed` None is 0; with `pack`, each row holds as many
+      examples as fit (`best_fit`).
     shard_id, num_shards: which of the hosts' equal shares of a batch.
     feature_converter_cls: makes the model's features; called with `pack` and `use_custom_packing_ops`.
     num_epochs: None or -1 for no end. Rows of the last batch that have no data are zeros.
@@ -65,9 +67,12 @@ def get_deterministic_dataset(
   if continue_from_last_checkpoint:
     start_step = _last_step(model_dir, start_step)
   provider = cfg.mixture_or_task_name
-  if isinstance(provider, str):
-    provider = seqio.get_mixture_or_task(provider)
-  cached = CachedTasks.open(provider, cfg.split, cfg.task_feature_lengths)
+  if isinstance(provider, str) and is_mixture_text(provider):
+    cached = CachedTasks.of_mixture(read_mixture(provider), cfg.split, cfg.task_feature_lengths)
+  else:
+    if isinstance(provider, str):
+      provider = seqio.get_mixture_or_task(provider)
+    cached = CachedTasks.open(provider, cfg.split, cfg.task_feature_lengths)
   plan = cached.start_plan(
     batch_size=cfg.batch_size,
     shuffle=cfg.shuffle,

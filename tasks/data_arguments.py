@@ -173,7 +173,8 @@ def feature_lengths_json(text: str) -> dict[str, int]:
 
 
 def _names(text: str) -> list[str]:
-  found = text.split(",")
+  # A mixture of caches has commas of its own.
+  found = [text] if is_mixture_text(text) else text.split(",")
   if not all(found):
     raise argparse.ArgumentTypeError(f"expected names joined by commas, got {text!r}")
   return found

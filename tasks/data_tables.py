@@ -17,6 +17,8 @@ from anystep.tasks.decoding import printable
 from anystep.tasks.stats_page import bin_label, feature_columns, percent
 
 # Where no terminal shows them, tables are as wide as they need to be.
+# Of a list that is long.
+_SHOWN_ITEMS = 8
 _PLAIN_WIDTH = 1 << 16
 _BAR_CHARACTERS = 40
 
@@ -151,4 +153,6 @@ def _cell(value: object) -> str:
 
 def _side(value: object) -> str:
   """What a plan says of a field; a mapping is a task or segment that the other plan does not have."""
+  if isinstance(value, list) and len(value) > _SHOWN_ITEMS:
+    return f"{', '.join(map(str, value[:_SHOWN_ITEMS]))}, … ({len(value):,})"
   return "is there" if isinstance(value, Mapping) else _cell(value)

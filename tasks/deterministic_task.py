@@ -21,9 +21,10 @@ from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Ragged
 from anystep.manifest import is_count
-from anystep.plan import Plan
+from anystep.plan import Plan, Rate
 from anystep.stream import Stream, find_cache, open_stream
 from anystep.tasks.fingerprint import check_reader
+from anystep.tasks.mixture_files import FileMixture
 from anystep.tasks.reading import TaskReader
 
 SequenceLength = Mapping[str, Any]
@@ -176,7 +177,7 @@ class CachedTasks:
 
   caches: Mapping[str, Cache]
   readers: Mapping[str, TaskReader]
-  rates: Mapping[str, float]
+  rates: Mapping[str, Rate]
   feature_lengths: Mapping[str, int]
 
   @classmethod
@@ -194,7 +195,31 @@ class CachedTasks:
     if isinstance(registered, seqio.Mixture):
       tasks = tasks_with_split(registered, split)
       rates = {task.name: registered.get_rate(task) for task in tasks}
-    caches = {task.name: _find_cache(task, split) for task in tasks}
+    return cls._of(tasks, split, sequence_length, rates=rates, roots=seqio.utils.get_global_cache_dirs())
+
+  @classmethod
+  def of_mixture(
+    cls, mixture: FileMixture, split: str, sequence_length: SequenceLength | None
+  ) -> CachedTasks:
+    """A mixture of caches, whose tasks are registered.
+
+    Raises:
+      AnystepError: as `open`.
+    """
+    tasks = [seqio.TaskRegistry.get(name) for name in mixture.rates]
+    return cls._of(tasks, split, sequence_length, rates=mixture.rates, roots=mixture.roots)
+
+  @classmethod
+  def _of(
+    cls,
+    tasks: Sequence[seqio.Task],
+    split: str,
+    sequence_length: SequenceLength | None,
+    *,
+    rates: Mapping[str, Rate],
+    roots: Sequence[str],
+  ) -> CachedTasks:
+    caches = {task.name: _find_cache(task, split, roots) for task in tasks}
     lengths = dict(sequence_length or {})
     return cls(
       caches=caches,
@@ -373,8 +398,7 @@ def _gate() -> _Gate:
   return gate
 
 
-def _find_cache(task: seqio.Task, split: str) -> Cache:
-  roots = seqio.utils.get_global_cache_dirs()
+def _find_cache(task: seqio.Task, split: str, roots: Sequence[str]) -> Cache:
   if not roots:
     raise AnystepError(
       ExitCode.CONFIG,

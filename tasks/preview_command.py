@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from anystep.tasks.data_arguments import (
   write_output,
 )
 from anystep.tasks.data_tables import print_objects
+from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 
 if TYPE_CHECKING:
   import seqio
@@ -111,8 +113,9 @@ def _registered(names: Sequence[str], modules: Sequence[str], split: str) -> lis
   from anystep.tasks.followed_examples import has_split
 
   import_modules(modules)
+  named = [[*read_mixture(name).rates] if is_mixture_text(name) else [name] for name in names]
   tasks: dict[str, seqio.Task] = {}
-  for name in names:
+  for name in itertools.chain.from_iterable(named):
     if name in seqio.MixtureRegistry.names():
       mixed = sorted(seqio.MixtureRegistry.get(name).tasks, key=lambda task: task.name)
       # Where none has it, the first says so.

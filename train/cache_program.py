@@ -169,7 +169,8 @@ def cache_first(commands: Sequence[CacheCommand], *, limit_bytes: int, dry_run: 
       "cache_too_large",
       expected=f"caches of at most {limit_bytes:,} bytes",
       got="nobody knows how many" if total is None else f"about {total:,}",
-      fix=f"cache first: {'; '.join(map(str, commands))}; or raise --cache_if_missing_limit_bytes",
+      fix=f"cache first: {'; '.join(map(str, commands))}"
+      + ("" if total is None else "; or raise --cache_if_missing_limit_bytes"),
     )
   for command in [] if dry_run else commands:
     command.run()

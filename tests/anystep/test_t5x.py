@@ -101,9 +101,12 @@ def test_packed_batches_are_the_plans_from_any_step(built, tmp_path):
   [
     ({"seed": np.int32(3)}, 2, {"seed": 3, "num_epochs": 2}),
     ({"shuffle": False, "mixture_or_task_name": f"{NAME}_mixture"}, None, {"epoch_policy": "same"}),
+    (lambda root: {"mixture_or_task_name": f"{root}/{NAME},0.3"}, 2, {"num_epochs": 2}),
   ],
 )
 def test_hosts_rows_are_together_the_plan_s_batches(built, changes, num_epochs, options):
+  if callable(changes):
+    changes = changes(built.root)
   expected = planned(built, **options)
   for num_shards in (1, 3):
     hosts = [

@@ -177,7 +177,7 @@ def test_differences_name_the_examples_and_the_step(built):
   plan = plan_of(built)
   one = plan.tombstone(4, lists_of(built, {"a": [1]}))
   other = plan.tombstone(4, lists_of(built, {"a": [1]})).tombstone(7, lists_of(built, {"a": [8]}))
-  assert [tuple(difference) for difference in differences(one, other)] == [("tombstones.a.8", None, 7)]
+  assert [tuple(difference) for difference in differences(one, other)] == [("tombstones.a[7]", None, [8])]
   assert first_different_step(one, other) == 7
   assert first_different_step(plan, one) == 4
   assert totals(other)["tombstones"] == [

@@ -32,7 +32,18 @@ TASKS = {name: small_tasks.task(name, after=(), sizes=sizes) for name, sizes in 
 MEMBERS = {"pick_some": {"pick_a", "pick_b:c"}, "pick_all": {"pick_a", "pick_ab", "pick_b:c"}}
 _SOME = seqio.Mixture("pick_some", [(TASKS["pick_a"], 1), (TASKS["pick_b:c"], 1)])
 MIXTURES = [_SOME, seqio.Mixture("pick_all", [(_SOME, 1), (TASKS["pick_ab"], 1)])]
-PATTERNS = [*SIZES, *MEMBERS, "pick_.*", "pick_a", "pick_a.", ".*k_.:c", "pick_(a|b:c)", "ick_a", "pick_som.", ""]
+PATTERNS = [
+  *SIZES,
+  *MEMBERS,
+  "pick_.*",
+  "pick_a",
+  "pick_a.",
+  ".*k_.:c",
+  "pick_(a|b:c)",
+  "ick_a",
+  "pick_som.",
+  "",
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

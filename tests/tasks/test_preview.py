@@ -7,6 +7,7 @@ import io
 import json
 import re
 
+import caches
 import numpy as np
 import pytest
 import seqio
@@ -610,6 +611,14 @@ def test_json_lines_hold_every_stage_of_a_mixtures_tasks_whole(tasks_registered,
   tokens = plain[3]["examples"][1]["features"]["targets"]
   assert tokens["length"] == len(tokens["ids"]) == 24 + plain[4]["examples"][1]["features"]["targets"]["cut"]
   assert readable(np.array(tokens["ids"]), small_tasks.VOCABULARY) == tokens["text"]
+
+
+def test_a_mixture_of_caches_shows_its_tasks(tasks_registered, capsys, tmp_path):
+  paths = [caches.build(tmp_path, task=f"preview_{name}").directory for name in ("plain", "random")]
+  lengths = '--feature_lengths={"targets": 24}'
+  run_main(f"--task={paths[0]},1;{paths[1]},2", "--n=1", lengths, "--format=jsonl")
+  found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert list(dict.fromkeys(stage["task"] for stage in found)) == ["preview_plain", "preview_random"]
 
 
 def test_a_preview_is_the_same_again(tasks_registered, capsys):
