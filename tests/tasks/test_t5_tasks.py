@@ -37,7 +37,6 @@ FLAGS = {
 }
 SAMPLE = {
   "c4_v220_span_corruption": "train",
-  "glue_stsb_v002": "validation",
   "squad_v010_allanswers": "train",
   "super_glue_multirc_v102_1_sentinel": "validation",
   "super_glue_record_v102": "validation",
