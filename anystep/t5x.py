@@ -22,7 +22,6 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks.converters import native_converter
 from anystep.tasks.deterministic_task import CachedTasks, steps_dataset
-from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 from anystep.tasks.modules import import_modules
 
 # As T5X names them; those it has not finished have a longer name.
@@ -66,13 +65,7 @@ def get_deterministic_dataset(
   import_modules([cfg.module] if getattr(cfg, "module", None) else [])
   if continue_from_last_checkpoint:
     start_step = _last_step(model_dir, start_step)
-  provider = cfg.mixture_or_task_name
-  if isinstance(provider, str) and is_mixture_text(provider):
-    cached = CachedTasks.of_mixture(read_mixture(provider), cfg.split, cfg.task_feature_lengths)
-  else:
-    if isinstance(provider, str):
-      provider = seqio.get_mixture_or_task(provider)
-    cached = CachedTasks.open(provider, cfg.split, cfg.task_feature_lengths)
+  cached = CachedTasks.open(cfg.mixture_or_task_name, cfg.split, cfg.task_feature_lengths)
   plan = cached.start_plan(
     batch_size=cfg.batch_size,
     shuffle=cfg.shuffle,

@@ -24,7 +24,7 @@ from anystep.manifest import is_count
 from anystep.plan import Plan, Rate
 from anystep.stream import Stream, find_cache, open_stream
 from anystep.tasks.fingerprint import check_reader
-from anystep.tasks.mixture_files import FileMixture
+from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 from anystep.tasks.reading import TaskReader
 
 SequenceLength = Mapping[str, Any]
@@ -182,32 +182,28 @@ class CachedTasks:
 
   @classmethod
   def open(
-    cls, registered: seqio.Task | seqio.Mixture, split: str, sequence_length: SequenceLength | None
+    cls, registered: seqio.Task | seqio.Mixture | str, split: str, sequence_length: SequenceLength | None
   ) -> CachedTasks:
     """Finds the caches of a task, or of those of a mixture's tasks that have the split.
+
+    A text is the name of either, or a mixture of caches as MaxText writes it, whose tasks are registered.
 
     Raises:
       AnystepError: 66 `cache_missing` with the command that makes it, `cache_of_seqio` for one of SeqIO's own
         job; 78 `cache_dirs`, `split` where no task has it, and as `TaskReader`; 65 and 76 as `open_cache` and
         `check_reader`.
     """
+    if isinstance(registered, str) and is_mixture_text(registered):
+      mixture = read_mixture(registered)
+      tasks = [seqio.TaskRegistry.get(name) for name in mixture.rates]
+      return cls._of(tasks, split, sequence_length, rates=mixture.rates, roots=mixture.roots)
+    if isinstance(registered, str):
+      registered = seqio.get_mixture_or_task(registered)
     tasks, rates = [registered], {registered.name: 1.0}
     if isinstance(registered, seqio.Mixture):
       tasks = tasks_with_split(registered, split)
       rates = {task.name: registered.get_rate(task) for task in tasks}
     return cls._of(tasks, split, sequence_length, rates=rates, roots=seqio.utils.get_global_cache_dirs())
-
-  @classmethod
-  def of_mixture(
-    cls, mixture: FileMixture, split: str, sequence_length: SequenceLength | None
-  ) -> CachedTasks:
-    """A mixture of caches, whose tasks are registered.
-
-    Raises:
-      AnystepError: as `open`.
-    """
-    tasks = [seqio.TaskRegistry.get(name) for name in mixture.rates]
-    return cls._of(tasks, split, sequence_length, rates=mixture.rates, roots=mixture.roots)
 
   @classmethod
   def _of(

@@ -136,7 +136,9 @@ def scenarios(jobs, tmp_path_factory):
   }
 
 
-@pytest.fixture(params=["a first cache", "another in the place of an old one"])
+@pytest.fixture(
+  params=["a first cache", pytest.param("another in the place of an old one", marks=pytest.mark.soak)]
+)
 def scenario(request, scenarios):
   return scenarios[request.param]
 

@@ -491,7 +491,9 @@ class TestInterrupted:
     assert cache(tmp_path, "--overwrite", "--seed=1", tasks=INNER) == 0
     assert digests_of(tmp_path) == digests_of(built("--seed=1", tasks=INNER))
 
-  @pytest.mark.parametrize(("flags", "share"), [((), 0.9), (("--base_seed=1",), 0.5)])
+  @pytest.mark.parametrize(
+    ("flags", "share"), [((), 0.9), pytest.param(("--base_seed=1",), 0.5, marks=pytest.mark.soak)]
+  )
   def test_job_takes_nothing_of_another_seed(self, built, tmp_path, changes, flags, share):
     """Not even where the other job stopped while it moved its files, whose names are the same."""
     stop_after(int(share * len(changes)) - 1, tmp_path, *flags)

@@ -72,7 +72,7 @@ def _kill_at(monkeypatch, step):
 
 
 @pytest.mark.parametrize(
-  "step", [3, 5, *(pytest.param(step, marks=pytest.mark.soak) for step in (1, *range(2, TOTAL_STEPS, 2)))]
+  "step", [3, *(pytest.param(step, marks=pytest.mark.soak) for step in (1, 5, *range(2, TOTAL_STEPS, 2)))]
 )
 def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   step, reference, command, tmp_path, monkeypatch
@@ -105,7 +105,14 @@ def killed_after_saving(runs, command, monkeypatch):
   return directory
 
 
-@pytest.mark.parametrize("written_before_the_kill", ["nothing", "plan", "state", "everything but the marker"])
+@pytest.mark.parametrize(
+  "written_before_the_kill",
+  [
+    *(pytest.param(last, marks=pytest.mark.soak) for last in ("nothing", "plan")),
+    "state",
+    "everything but the marker",
+  ],
+)
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
   written_before_the_kill, killed_after_saving, reference, command, tmp_path, capsys
 ):
