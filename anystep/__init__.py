@@ -23,6 +23,7 @@ from anystep.converters import (
 from anystep.digest import batch_digest, row_digests
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode
+from anystep.errors import package_missing as _package_missing
 from anystep.mixing import Mixing
 from anystep.packing import PackingPolicy
 from anystep.permutation import Permutation
@@ -87,12 +88,8 @@ def __getattr__(name: str) -> _Any:
   except ModuleNotFoundError as error:
     if error.name not in ("seqio", "tensorflow"):
       raise
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "package_missing",
-      expected=f"SeqIO, for anystep.{name}",
-      got=str(error),
-      fix="pip install 'anystep[cache]'",
+    raise _package_missing(
+      error, expected=f"SeqIO, for anystep.{name}", package="'anystep[cache]'"
     ) from error
   return getattr(module, name)
 

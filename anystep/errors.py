@@ -59,6 +59,18 @@ class AnystepError(Exception):
     )
 
 
+def package_missing(error: ModuleNotFoundError, *, expected: str, package: str) -> AnystepError:
+  """The error where a package that only some need could not be imported.
+
+  Args:
+    error: what the import raised.
+    expected: the package, and what for.
+    package: what pip calls it.
+  """
+  fix = f"pip install {package}"
+  return AnystepError(ExitCode.CONFIG, "package_missing", expected=expected, got=str(error), fix=fix)
+
+
 def _show(value: object) -> str:
   text = value if isinstance(value, str) else str(value)
   return text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)

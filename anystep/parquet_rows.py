@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from anystep.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, package_missing
 from anystep.example_writing import serialize_examples
 from anystep.examples import Ragged
 
@@ -31,13 +31,7 @@ def parquet() -> Any:
   try:
     import pyarrow.parquet
   except ModuleNotFoundError as error:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "package_missing",
-      expected="PyArrow, for Parquet files",
-      got=str(error),
-      fix="pip install pyarrow",
-    ) from error
+    raise package_missing(error, expected="PyArrow, for Parquet files", package="pyarrow") from error
   return pyarrow.parquet
 
 

@@ -20,7 +20,7 @@ from anystep.arrow_columns import (
   columns_of,
   small_batches,
 )
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, package_missing
 from anystep.examples import Batch
 from anystep.manifest import Feature
 from anystep.tasks.rows_source import (
@@ -242,12 +242,8 @@ def huggingface_datasets() -> ModuleType:
   try:
     import datasets
   except ModuleNotFoundError as error:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "package_missing",
-      expected="Hugging Face datasets",
-      got=str(error),
-      fix="pip install 'anystep[huggingface]'",
+    raise package_missing(
+      error, expected="Hugging Face datasets", package="'anystep[huggingface]'"
     ) from error
   return datasets
 

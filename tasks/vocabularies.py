@@ -18,7 +18,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, package_missing
 from anystep.tasks.vocabulary_files import content_of, found, use_file, vocabulary_invalid
 
 __all__ = ["HuggingFaceVocabulary", "use_file"]
@@ -246,12 +246,8 @@ def _tokenizer(path: str, content: bytes) -> Any:
   try:
     from tokenizers import Tokenizer
   except ModuleNotFoundError as error:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "package_missing",
-      expected="tokenizers, for HuggingFaceVocabulary",
-      got=str(error),
-      fix="pip install 'anystep[huggingface]'",
+    raise package_missing(
+      error, expected="tokenizers, for HuggingFaceVocabulary", package="'anystep[huggingface]'"
     ) from error
   try:
     tokenizer = Tokenizer.from_str(content.decode())
