@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_PIN := $(shell grep '^uv==' requirements.lock)
 
-.PHONY: demo test soak lint bench clean lock
+.PHONY: demo test test-long soak lint bench clean lock
 
 demo: $(VENV)/installed
 	$(BIN)/python -m anystep.train.demo --output_dir=demo_output
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m "not soak"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not soak and not long"
+
+# What takes longer than a user waits for; CI runs it after `make test`.
+test-long: $(VENV)/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m "long and not soak"
 
 soak: $(VENV)/installed
 	$(BIN)/pytest -m soak
