@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -18,8 +18,10 @@ from anystep.examples import Ragged, parse_example, parse_examples
 from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.permutation import Permutation
 from anystep.read_pool import ReadPool, held_bytes, process_pool
+from anystep.shard_files import FileStamp
 
 _RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
+_T = TypeVar("_T")
 _COMPLETED_TEXT = re.compile(r"([A-Za-z0-9_.-]+ [0-9a-f]{64}\n)+\Z")
 
 
@@ -115,7 +117,13 @@ class Cache:
   """
 
   def __init__(
-    self, root: epath.Path, manifest: Manifest, manifest_sha256: str, *, pool: ReadPool | None = None
+    self,
+    root: epath.Path,
+    manifest: Manifest,
+    manifest_sha256: str,
+    *,
+    pool: ReadPool | None = None,
+    stamps: Mapping[str, FileStamp] | None = None,
   ):
     self.root = root
     self.directory = names.task_directory(root, manifest.task)
@@ -123,7 +131,8 @@ class Cache:
     self.manifest_sha256 = manifest_sha256
     self.pool = process_pool() if pool is None else pool
     self._key = (str(self.directory), manifest.split, manifest_sha256)
-    self._checked_heads: set[str] = set()
+    # Of record files whose content is the manifest's, by name.
+    self._stamps = dict(stamps or {})
     self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
     # Index of the first record of each shard, where shards are files one after the other.
     self._starts = np.cumsum(manifest.shard_records) - manifest.shard_records
@@ -136,7 +145,8 @@ class Cache:
     return self.manifest.num_examples
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256)
+    stamps = {name: tuple(stamp) for name, stamp in self._stamps.items()}
+    return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256, stamps)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
     """The example of an index, features by name."""
@@ -194,14 +204,24 @@ class Cache:
 
   def read_blocks(self, shard: int, blocks: Sequence[int]) -> list[list[bytes]]:
     """Whole blocks of a shard, read from its file."""
-    with self.pool.lock:
-      reader = self._reader(shard)
-      return [reader.read_block(block) for block in blocks]
+    return self._read(shard, lambda reader: [reader.read_block(block) for block in blocks])
 
   def read_single(self, shard: int, places: Sequence[int]) -> list[bytes]:
     """Single records of a shard, read from its file; a block that is one chunk is read for each."""
+    return self._read(shard, lambda reader: reader.read_records(places))
+
+  def _read(self, shard: int, read: Callable[[BlockReader], _T]) -> _T:
+    """What is read of a shard's file, as long as it is the one that was opened and checked."""
+    entry, key = self.manifest.record_files[shard], (self._key, shard)
     with self.pool.lock:
-      return self._reader(shard).read_records(places)
+      for _ in range(2):
+        reader = self.pool.reader(key, lambda: self._open(shard))
+        found = read(reader)
+        # Only now: what is written to a file before it is read changes its stamp before, too.
+        if reader.stamp() == self._stamps[entry.name]:
+          return found
+        self.pool.close_reader(key)
+    raise self._changing(self.path_of(entry))
 
   def source_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where examples come from: source shard and place among its examples, `(rows,) int64` each."""
@@ -224,7 +244,7 @@ class Cache:
     """An array file of the cache, its content compared with the manifest."""
     path = self.path_of(entry)
     content = _content(path)
-    _check_content(path, entry, content)
+    _check_sha256(path, entry.sha256, hashlib.sha256(content).hexdigest())
     try:
       table = np.load(io.BytesIO(content), allow_pickle=False)
       found: object = (table.dtype, table.shape)
@@ -254,7 +274,7 @@ class Cache:
     """
     path = names.vocabulary_path(self.directory, sha256)
     content = _content(path)
-    _check_sha256(path, sha256, content)
+    _check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
     return content
 
   def check_files(self) -> None:
@@ -265,14 +285,17 @@ class Cache:
     """
     paths = {self.path_of(entry): entry for entry in self.manifest.files}
     present = {path for directory in {path.parent for path in paths} for path in _listed(directory)}
+    stamps = {}
     for path, entry in paths.items():
       if path not in present:
         raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE)
-      size = path.stat().length
-      if size != entry.bytes:
+      stamp = _stamp_of(path)
+      if stamp.size_bytes != entry.bytes:
         raise AnystepError(
-          ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=size, fix=_RESTORE
+          ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=stamp.size_bytes, fix=_RESTORE
         )
+      stamps[entry.name] = stamp
+    self._stamps = {entry.name: stamps[entry.name] for entry in self.manifest.record_files}
     if self.manifest.layout == AS_IS:
       return
     pattern = names.shard_pattern(self.manifest.split)
@@ -308,7 +331,7 @@ class Cache:
     done_bytes = 0
     for entry in self.manifest.files:
       path = self.path_of(entry)
-      _check_content(path, entry, _content(path))
+      _check_sha256(path, entry.sha256, _sha256_of(path))
       done_bytes += entry.bytes
       report(done_bytes)
     for sha256 in sorted(set(self.vocabularies.values())):
@@ -321,33 +344,51 @@ class Cache:
       raise AnystepError(
         ExitCode.DATA, "file_changed", path=path, expected=entry.head_sha256, got=head, fix=_RESTORE
       )
-    self._checked_heads.add(entry.name)
-
-  def _reader(self, shard: int) -> BlockReader:
-    return self.pool.reader((self._key, shard), lambda: self._open(shard))
 
   def _open(self, shard: int) -> BlockReader:
     m = self.manifest
     entry = m.record_files[shard]
-    if entry.name not in self._checked_heads:
-      self._check_head(entry)
+    path = self.path_of(entry)
+    self._check_head(entry)
+    stamp = _stamp_of(path)
+    if stamp != self._stamps.get(entry.name):
+      # Another file, or one that was written to or merely touched: its content decides.
+      _check_sha256(path, entry.sha256, _sha256_of(path))
+      self._stamps[entry.name] = stamp
     offsets = None
     if m.offsets_files:
       table = m.offsets_files[shard]
       shape = (table.records, 2) if m.container == PARQUET else (table.records,)
       offsets = self._table(table, "offsets_form", np.dtype(np.uint64), shape)
-    return open_blocks(
+    reader = open_blocks(
       m.container,
-      self.path_of(entry),
+      path,
       num_records=entry.records,
       block_records=m.block_records,
       offsets=offsets,
       columns=tuple(m.features),
     )
+    if reader.stamp() != stamp:
+      reader.close()
+      raise self._changing(path)
+    return reader
+
+  def _changing(self, path: epath.Path) -> AnystepError:
+    return AnystepError(
+      ExitCode.DATA,
+      "file_changed",
+      path=path,
+      expected="a file that stays as it is while it is read",
+      got="one that is being written to, or replaced",
+      fix=_RESTORE,
+    )
 
 
-def _unpickled(root: str, manifest_json: str, manifest_sha256: str) -> Cache:
-  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256)
+def _unpickled(
+  root: str, manifest_json: str, manifest_sha256: str, stamps: Mapping[str, tuple[int, int, int]]
+) -> Cache:
+  known = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
+  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=known)
 
 
 def _listed(directory: epath.Path) -> list[epath.Path]:
@@ -366,11 +407,22 @@ def _content(path: epath.Path, size: int = -1) -> bytes:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
 
 
-def _check_content(path: epath.Path, entry: FileEntry, content: bytes) -> None:
-  _check_sha256(path, entry.sha256, content)
+def _stamp_of(path: epath.Path) -> FileStamp:
+  try:
+    return FileStamp.at(path)
+  except (FileNotFoundError, NotADirectoryError) as error:
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
 
 
-def _check_sha256(path: epath.Path, sha256: str, content: bytes) -> None:
-  found = hashlib.sha256(content).hexdigest()
-  if found != sha256:
-    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=sha256, got=found, fix=_RESTORE)
+def _sha256_of(path: epath.Path) -> str:
+  """The sha256 of a file's content, which is read piece by piece."""
+  try:
+    with path.open("rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+  except (FileNotFoundError, NotADirectoryError) as error:
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+
+
+def _check_sha256(path: epath.Path, expected: str, found: str) -> None:
+  if found != expected:
+    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=expected, got=found, fix=_RESTORE)

@@ -8,6 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 
+def is_fast() -> bool:
+  """Whether numba is installed, so that loops run as machine code."""
+  return importlib.util.find_spec("numba") is not None
+
+
 class compiled:
   """Compiles a function of arrays and numbers, without Python's lock, when it is first called.
 
@@ -21,7 +26,7 @@ class compiled:
 
   @functools.cached_property
   def _run(self) -> Callable[..., Any]:
-    if importlib.util.find_spec("numba") is None:
+    if not is_fast():
       return self.plain
     import numba
 

@@ -7,24 +7,28 @@ files are read where they are (`anystep.parquet_blocks`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from array_record.python import array_record_module
 from etils import epath
 from google_crc32c import value as checksum
 
+from anystep.array_record_blocks import ArrayRecordBlocks
+from anystep.array_record_library import LibraryBlocks, open_writer
+from anystep.compiled import is_fast
 from anystep.errors import AnystepError, ExitCode
+from anystep.riegeli_chunks import UnknownChunkError
 from anystep.shard_files import (
   RESTORE,
   FileRanges,
+  FileStamp,
   block_range,
   corrupt,
   inside,
-  size_of,
   unreadable,
   wrong_records,
 )
@@ -66,6 +70,9 @@ class BlockReader(Protocol):
       AnystepError: 65 `shard_corrupt`; 74 `shard_unreadable`.
       IndexError: for a place that the shard does not have.
     """
+
+  def stamp(self) -> FileStamp:
+    """What the file that is read is known by; another one's blocks were of other content."""
 
   def close(self) -> None:
     """Closes the file."""
@@ -116,10 +123,19 @@ def open_blocks(
       path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
     )
   if _known(container) == ARRAY_RECORD:
-    return ArrayRecordBlocks(path, num_records=num_records, block_records=block_records)
+    return _open_array_record(path, num_records=num_records, block_records=block_records)
   if offsets is None:
     raise ValueError("a TFRecord file is opened with its offsets")
   return TFRecordBlocks(path, num_records=num_records, block_records=block_records, offsets=offsets)
+
+
+def _open_array_record(path: epath.PathLike, *, num_records: int, block_records: int) -> BlockReader:
+  """A reader of our own for blocks as the cache job writes them, the library's for any other file."""
+  size = {"num_records": num_records, "block_records": block_records}
+  if is_fast():
+    with contextlib.suppress(UnknownChunkError):
+      return ArrayRecordBlocks(str(path), FileRanges(path), **size)
+  return LibraryBlocks(path, **size)
 
 
 def write_shard(
@@ -152,7 +168,7 @@ def _known(container: str) -> str:
 
 def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, options: str) -> None:
   """Writes an ArrayRecord file; its bytes depend on the records and options alone."""
-  writer = array_record_module.ArrayRecordWriter(str(path), options)
+  writer = open_writer(path, options)
   for record in records:
     writer.write(record)
   writer.close()
@@ -164,66 +180,6 @@ def write_tfrecord(path: epath.PathLike, records: Sequence[bytes]) -> np.ndarray
     for record in records:
       file.write(b"".join((_header(len(record)), record, _masked(checksum(record)))))
   return np.cumsum([0, *(len(record) + _FRAME_BYTES for record in records)], dtype=np.uint64)[:-1]
-
-
-class ArrayRecordBlocks:
-  """A `BlockReader` of an ArrayRecord file.
-
-  Args:
-    path: the file.
-    num_records: what the manifest says it holds.
-    block_records: g.
-
-  Raises:
-    AnystepError: 65 `shard_corrupt` or `shard_records`.
-  """
-
-  def __init__(self, path: epath.PathLike, *, num_records: int, block_records: int):
-    self._path = str(path)
-    self._block_records = block_records
-    self._num_records = num_records
-    # The library keeps a position of 8 bytes for each chunk.
-    self.index_bytes = 8 * -(-num_records // block_records)
-    self._size = size_of(path)
-    try:
-      # Blocks are asked for one at a time: the reader's own read-ahead would only read what is not wanted.
-      self._reader = array_record_module.ArrayRecordReader(
-        self._path, options="readahead_buffer_size:0,max_parallelism:0"
-      )
-      found = self._reader.num_records()
-    except (ValueError, RuntimeError) as error:
-      raise corrupt(self._path, error) from error
-    if found != num_records:
-      raise wrong_records(self._path, num_records, found)
-    # A file that is none has no records either, which for an empty shard would be right.
-    if not self._reader.ok():
-      raise corrupt(self._path, "no ArrayRecord file")
-
-  def read_block(self, block: int) -> list[bytes]:
-    """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    start, stop = block_range(block, self._block_records, self._num_records)
-    return self._read(stop - start, start, stop)
-
-  def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by place; each costs the reading of its chunk."""
-    places = inside(places, self._num_records)
-    return self._read(len(places), places)
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._reader.close()
-
-  def _read(self, expected: int, *which: Any) -> list[bytes]:
-    try:
-      records = self._reader.read(*which)
-    except (ValueError, RuntimeError, IndexError) as error:
-      raise corrupt(self._path, error) from error
-    if len(records) != expected:
-      raise corrupt(self._path, f"{len(records)} records in place of {expected}")
-    # Where a file ends that was longer when it was opened, the library (0.8.6) gives empty records.
-    if not all(records) and size_of(self._path) != self._size:
-      raise corrupt(self._path, f"another size than the {self._size} bytes that it had when it was opened")
-    return records
 
 
 class TFRecordBlocks:
@@ -249,12 +205,7 @@ class TFRecordBlocks:
       raise self._wrong_offsets("(records,) uint64", f"{offsets.shape} {offsets.dtype}")
     if len(offsets) != num_records:
       raise wrong_records(self._path, num_records, len(offsets))
-    try:
-      self._ranges = FileRanges(epath.Path(path).open("rb"))
-    except FileNotFoundError as error:
-      raise corrupt(self._path, error) from error
-    except OSError as error:
-      raise unreadable(self._path, error) from error
+    self._ranges = FileRanges(path)
     self._size = self._ranges.size
     try:
       self._check_offsets()
@@ -269,6 +220,10 @@ class TFRecordBlocks:
   def read_records(self, places: Sequence[int]) -> list[bytes]:
     """Single records by place; each costs one read of its bytes."""
     return [self._read(place, place + 1)[0] for place in inside(places, self._num_records)]
+
+  def stamp(self) -> FileStamp:
+    """What the open file is known by."""
+    return self._ranges.stamp()
 
   def close(self) -> None:
     """Closes the file."""

@@ -14,7 +14,7 @@ from etils import epath
 from anystep.checked_file import CheckedFile
 from anystep.errors import AnystepError
 from anystep.parquet_rows import ParquetRows, parquet
-from anystep.shard_files import FileRanges, block_range, corrupt, inside, unreadable, wrong_records
+from anystep.shard_files import FileRanges, FileStamp, block_range, corrupt, inside, wrong_records
 
 # Beside the table of parts an open file holds its footer, decoded: about so much for a chunk of a column.
 _CHUNK_BYTES = 512
@@ -52,12 +52,7 @@ class ParquetBlocks:
     self._block_records = block_records
     # Before the file is opened: what is not installed is no fault of it.
     parquet()
-    try:
-      self._ranges = FileRanges(epath.Path(path).open("rb"))
-    except FileNotFoundError as error:
-      raise corrupt(self._path, error) from error
-    except OSError as error:
-      raise unreadable(self._path, error) from error
+    self._ranges = FileRanges(path)
     try:
       self._rows = self._opened(offsets, columns)
     except AnystepError:
@@ -75,6 +70,10 @@ class ParquetBlocks:
     own, which = np.unique(np.array(inside(places, self._num_records), np.int64), return_inverse=True)
     records = self._read(own)
     return [records[k] for k in which.tolist()]
+
+  def stamp(self) -> FileStamp:
+    """What the open file is known by."""
+    return self._ranges.stamp()
 
   def close(self) -> None:
     """Closes the file."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from anystep.containers import BlockReader
+from anystep.forks import start_anew_in_children
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 # What Python holds of a record besides its bytes: an object's head and a place in a list.
@@ -42,6 +43,11 @@ class ReadPool:
     self.open_files = default_open_files() if open_files is None else open_files
     if self.budget_bytes < 0 or self.open_files < 1:
       raise ValueError(f"a pool of {self.budget_bytes} bytes and {self.open_files} files cannot read")
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Forgets open files and held records without touching them, as a forked process must."""
     self.lock = threading.RLock()
     self._readers: collections.OrderedDict[Hashable, BlockReader] = collections.OrderedDict()
     self._index_bytes = 0
@@ -70,10 +76,16 @@ class ReadPool:
       self._make_room()
       return reader
 
+  def close_reader(self, key: Hashable) -> None:
+    """Closes a file, if it is open."""
+    with self.lock:
+      reader = self._readers.pop(key, None)
+      if reader is not None:
+        self._index_bytes -= reader.index_bytes
+        reader.close()
+
   def _close_oldest(self) -> None:
-    _, reader = self._readers.popitem(last=False)
-    self._index_bytes -= reader.index_bytes
-    reader.close()
+    self.close_reader(next(iter(self._readers)))
 
   def get(self, key: Hashable) -> Any:
     """What is held under a key; None where nothing is."""
@@ -114,14 +126,10 @@ def held_bytes(records: Sequence[bytes]) -> int:
   return sum(map(len, records)) + _RECORD_OVERHEAD_BYTES * len(records)
 
 
-_process_pool: ReadPool | None = None
-_process_lock = threading.Lock()
+_pools: dict[str, ReadPool] = {}
 
 
 def process_pool() -> ReadPool:
   """The pool of everything in this process that is given no other."""
-  global _process_pool
-  with _process_lock:
-    if _process_pool is None:
-      _process_pool = ReadPool()
-    return _process_pool
+  # Not under a lock, which a process that is forked meanwhile would find taken.
+  return _pools.get("process") or _pools.setdefault("process", ReadPool())

@@ -12,6 +12,7 @@ import numpy as np
 
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, Turns, numbered
+from anystep.forks import start_anew_in_children
 from anystep.packing import WINDOW_RECORDS, PackingPolicy
 from anystep.plan import BatchRows, Plan
 from anystep.read_pool import held_bytes
@@ -121,8 +122,8 @@ class RecordReader:
     self._caches = [caches[name] for name in plan.task_names]
     self._pool = self._caches[0].pool
     self._owner = next(_owners)
-    self._lock = threading.Lock()
-    self._first_blocks: dict[tuple[int, int, int], list[bytes]] = {}
+    self.start_anew()
+    start_anew_in_children(self)
     self._in_units: dict[tuple[int, int], np.ndarray] = {}
     manifests = [cache.manifest for cache in self._caches]
     self._tables = [plan.unit_tables.get(name) for name in plan.task_names]
@@ -154,6 +155,11 @@ class RecordReader:
     self._record_bytes = np.zeros(len(manifests))
     # Turns in a window, by task; 0 where no record was seen yet, 1 for single records.
     self._window_turns = np.zeros(len(manifests), np.int64)
+
+  def start_anew(self) -> None:
+    """Forgets what was read and nobody asked for yet, as a forked process must."""
+    self._lock = threading.Lock()
+    self._first_blocks: dict[tuple[int, int, int], list[bytes]] = {}
 
   def read(self, task: np.ndarray, unit: np.ndarray) -> UnitRecords:
     """The records of units, in their order.

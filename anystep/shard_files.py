@@ -5,31 +5,71 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.storage import is_remote
 
 RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
+
+
+class FileStamp(NamedTuple):
+  """What tells without reading a file that it is another one, or was written to.
+
+  Attributes:
+    size_bytes: its size.
+    modified_ns: when it was last written to, in nanoseconds since 1970.
+    inode: its number in a local file system; 0 on an object store.
+  """
+
+  size_bytes: int
+  modified_ns: int
+  inode: int
+
+  @classmethod
+  def at(cls, path: epath.PathLike) -> FileStamp:
+    """The stamp of the file that has a path now.
+
+    Raises:
+      OSError: where there is none.
+    """
+    if is_remote(path):
+      found = epath.Path(path).stat()
+      return cls(found.length, int(found.mtime * 10**9), 0)
+    return cls._of(os.stat(path))
+
+  @classmethod
+  def _of(cls, found: os.stat_result) -> FileStamp:
+    return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 class FileRanges:
   """A file's bytes by range, in any number of threads.
 
   Args:
-    file: open for reading; closed with the object.
+    path: the file's.
 
   Attributes:
     size: the file's, in bytes.
+
+  Raises:
+    AnystepError: 65 `shard_corrupt` where there is no such file; 74 `shard_unreadable`.
   """
 
-  def __init__(self, file: IO[bytes]):
-    self._file = file
+  def __init__(self, path: epath.PathLike):
+    try:
+      self._file: IO[bytes] = epath.Path(path).open("rb")
+    except FileNotFoundError as error:
+      raise corrupt(str(path), error) from error
+    except OSError as error:
+      raise unreadable(str(path), error) from error
+    self._path = path
     self._lock = threading.Lock()
     self.size = self._seek(0, os.SEEK_END)
     try:
-      file.fileno()
+      self._file.fileno()
       self._positioned = True
     except (AttributeError, OSError):
       # An object store's file has no descriptor, but one position that reads move.
@@ -42,6 +82,10 @@ class FileRanges:
     while len(content) < stop - start and (more := self._read_some(start + len(content), stop)):
       content += more
     return content
+
+  def stamp(self) -> FileStamp:
+    """The stamp of the open file, which may have lost its path to another."""
+    return FileStamp._of(os.fstat(self._file.fileno())) if self._positioned else FileStamp.at(self._path)
 
   def close(self) -> None:
     """Closes the file."""
@@ -58,14 +102,6 @@ class FileRanges:
     self._file.seek(position, whence)
     # TensorFlow's files do not return the position from seek.
     return self._file.tell()
-
-
-def size_of(path: epath.PathLike) -> int | None:
-  """A file's size in bytes; None where there is none."""
-  try:
-    return epath.Path(path).stat().length
-  except FileNotFoundError:
-    return None
 
 
 def block_range(block: int, block_records: int, num_records: int) -> tuple[int, int]:

@@ -11,10 +11,10 @@ import struct
 
 import numpy as np
 import seqio
-from array_record.python import array_record_module
 from etils import epath
 
 from anystep import containers, names, storage
+from anystep.array_record_library import open_reader
 from anystep.arrow_columns import check_same_columns
 from anystep.cache_job.example_checks import known_features
 from anystep.cache_job.options import CacheOptions
@@ -132,7 +132,7 @@ def _scan(path: epath.Path) -> _Scan:
     group_records = int(rows.group_rows.max(initial=0))
     return _Scan(path=path, container=containers.PARQUET, records=len(rows), group_records=group_records)
   # A reader of another file says so when it is asked, and raises where it is closed.
-  reader = array_record_module.ArrayRecordReader(str(path))
+  reader = open_reader(path)
   if not reader.ok():
     offsets = _tfrecord_offsets(path)
     return _Scan(path=path, container=containers.TFRECORD, records=len(offsets), offsets=offsets)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from array_record.python import array_record_module
 
+from anystep.array_record_library import open_reader
 from anystep.arrow_columns import DECODED_ROWS
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.tasks.rows_source import (
@@ -171,7 +171,7 @@ def _num_records(path: str) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
-  reader = array_record_module.ArrayRecordReader(path)
+  reader = open_reader(path)
   # A reader of another file says so when it is asked, and raises where it is closed.
   if not reader.ok():
     raise AnystepError(

@@ -489,7 +489,7 @@ def test_no_flipped_byte_anywhere_gives_other_data(own_large_cache):
 def test_a_shard_with_another_number_of_records_is_refused(shared_large_cache, num_records):
   path = shared_large_cache.directory / "train.array_record-00000-of-00001"
   with pytest.raises(AnystepError) as refused:
-    containers.ArrayRecordBlocks(path, num_records=num_records, block_records=8)
+    containers.open_blocks("array_record", path, num_records=num_records, block_records=8)
   assert (refused.value.code, refused.value.kind) == (65, "shard_records")
   fields = refused.value.fields
   assert (fields["path"], fields["expected"], fields["got"]) == (str(path), num_records, 100)
@@ -500,7 +500,7 @@ def test_a_file_that_is_no_shard_is_refused(tmp_path, content):
   (tmp_path / "shard").write_bytes(content)
 
   def read():
-    containers.ArrayRecordBlocks(tmp_path / "shard", num_records=9, block_records=8).read_block(0)
+    containers.open_blocks("array_record", tmp_path / "shard", num_records=9, block_records=8).read_block(0)
 
   error = refusal_of(read)
   assert error.code == 65

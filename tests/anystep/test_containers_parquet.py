@@ -422,11 +422,18 @@ def test_a_disk_that_fails_is_not_taken_for_a_changed_file(shared_file, monkeypa
   assert (error.code, error.kind) == (74, "shard_unreadable")
 
 
+@pytest.fixture(scope="module")
+def some_bytes(tmp_path_factory):
+  path = tmp_path_factory.mktemp("bytes") / "some"
+  path.write_bytes(np.random.default_rng(0).bytes(3 * PART_BYTES + 777))
+  return path
+
+
 @given(reads=st.lists(st.tuples(st.integers(0, 300_000), st.integers(-1, 150_000)), max_size=6))
 @settings(deadline=None, max_examples=40, derandomize=True)
-def test_a_checked_file_reads_what_the_file_has(reads):
-  content = np.random.default_rng(0).bytes(3 * PART_BYTES + 777)
-  file = CheckedFile("x", FileRanges(io.BytesIO(content)), part_table(part_checksums(content)))
+def test_a_checked_file_reads_what_the_file_has(some_bytes, reads):
+  content = some_bytes.read_bytes()
+  file = CheckedFile("x", FileRanges(some_bytes), part_table(part_checksums(content)))
   plain = io.BytesIO(content)
   for position, size in reads:
     assert file.seek(position) == plain.seek(position)

@@ -94,6 +94,10 @@ def test_flipped_bytes_are_found(reader, when):
     places = {0, 1, 8, 11, 12, 100, 4095, 4096, *range(0, size, size // 12), size - 5, size - 1}
     for place in sorted(places & {*range(size)}):
       found.add(reader.finds(functools.partial(caches.flip, path, place, 1 << place % 8), when=when))
+  if when == BEFORE_READ:
+    # A file that was written to since the cache was opened is compared as a whole.
+    assert found == {"file_changed"}
+    return
   assert {"file_changed", "shard_corrupt"} <= found
   # Of an ArrayRecord file some bytes only fill it.
   ignored = {"same"} if reader.container == containers.ARRAY_RECORD else set()
