@@ -15,6 +15,7 @@ LIBRARY = [
   "numpy>=2.0",
   "protobuf>=5",
   "rich>=13",
+  "zstandard>=0.22",
 ]
 # sentencepiece 0.2.3 needs a protobuf that TensorFlow 2.21 refuses.
 TASKS = [
@@ -24,7 +25,7 @@ TASKS = [
   "seqio>=0.0.20,<0.0.21",
   "tensorflow>=2.19",
 ]
-CACHE = [*TASKS, "apache-beam>=2.65", "zstandard>=0.22"]
+CACHE = [*TASKS, "apache-beam>=2.65"]
 TRAIN = [
   *TASKS,
   "clu>=0.0.12",

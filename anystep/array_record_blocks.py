@@ -1,7 +1,7 @@
 """ArrayRecord files whose chunks are a cache's blocks, read by ranges of bytes.
 
 array_record's own reader keeps threads, and locks that a fork copies as they are: after one record was read,
-a forked process crashed or hung. What the cache job writes is read here instead, in any process.
+a forked process crashed or hung. What the cache job writes is read here instead, in any process. Needs numba.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anystep.compiled import compiled
+from anystep.array_record_library import UnknownChunkError
 from anystep.riegeli_chunks import (
   BLOCK_BYTES,
   ChunkError,
   SimpleChunk,
-  UnknownChunkError,
   read_chunk,
   read_varint,
 )
+from anystep.riegeli_loops import read_footers
 from anystep.shard_files import FileRanges, FileStamp, block_range, corrupt, inside, unreadable, wrong_records
 
 # The last block of a file says where the footer is, in less than this.
@@ -110,7 +110,7 @@ class ArrayRecordBlocks:
       if postscript.number(_POSTSCRIPT_MAGIC) != _MAGIC or not 0 < footer < last:
         raise ChunkError("no ArrayRecord file")
       index = self._chunk(footer, last)
-      metadata = _Message([_Message(index.records()).content(_METADATA)])
+      metadata = _Message([_Message(index.records(1)).content(_METADATA)])
       chunks = _chunks_of(index)
     except ChunkError as error:
       raise corrupt(self._path, error) from error
@@ -132,7 +132,7 @@ class ArrayRecordBlocks:
 def _chunks_of(index: SimpleChunk) -> np.ndarray:
   """Where each chunk begins and how many records it has, `(chunks, 2) int64`, of a footer."""
   chunks = np.zeros((len(index.stops) - 1, 2), np.int64)
-  if not _read_chunks(np.frombuffer(index.values, np.uint8), index.stops, chunks):
+  if not read_footers(np.frombuffer(index.values, np.uint8), index.stops, chunks):
     raise ChunkError("a footer that is none")
   return chunks
 
@@ -186,35 +186,3 @@ class _Message:
     if not isinstance(value, bytes):
       raise ChunkError(f"a field {field} that is a number")
     return value
-
-
-@compiled
-def _read_chunks(values: np.ndarray, stops: np.ndarray, chunks: np.ndarray) -> bool:
-  """Reads `ArrayRecordFooter` messages, all but the first record, into offsets and numbers of records.
-
-  Returns:
-    Whether each is a message of three numbers.
-  """
-  for record in range(1, len(stops)):
-    at, stop = stops[record - 1], stops[record]
-    while at < stop:
-      tag = values[at]
-      at += 1
-      value = np.int64(0)
-      shift = 0
-      while True:
-        if at >= stop or shift > 56:
-          return False
-        byte = np.int64(values[at])
-        at += 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-          break
-      if tag == 0x08:
-        chunks[record - 1, 0] = value
-      elif tag == 0x18:
-        chunks[record - 1, 1] = value
-      elif tag != 0x10:
-        return False
-  return True

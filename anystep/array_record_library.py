@@ -7,7 +7,6 @@ such thread: what it reads or writes through the library hangs or crashes it. So
 from __future__ import annotations
 
 import ctypes
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,43 +14,32 @@ from typing import Any
 from array_record.python import array_record_module
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode
-from anystep.forks import start_anew_in_children
+from anystep.forks import UnforkableLibrary, start_anew_in_children
 from anystep.shard_files import FileStamp, block_range, corrupt, inside, wrong_records
 
 
-class _Use:
-  """The process's use of the library: its objects, and whether a parent had some."""
+class UnknownChunkError(Exception):
+  """A file that this library alone reads: its chunks are others than `array_record_blocks` knows."""
+
+
+_library = UnforkableLibrary("the array_record library")
+_READ_HERE = "read a cache that anystep-cache has written, with numba installed"
+
+
+class _Objects:
+  """The library's objects in this process."""
 
   def __init__(self) -> None:
-    self.objects: weakref.WeakSet[Any] = weakref.WeakSet()
-    self.was_used = False
-    self.is_forked = False
+    self.opened: weakref.WeakSet[Any] = weakref.WeakSet()
+    start_anew_in_children(self)
 
   def start_anew(self) -> None:
-    self.is_forked = self.is_forked or self.was_used
-    for each in list(self.objects):
-      # To destroy it would take the library's locks.
+    for each in list(self.opened):
+      # Never destroyed: that would take the library's locks.
       ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
-  def check(self, path: str) -> None:
-    if self.is_forked:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "forked_process",
-        path=path,
-        expected="a process that was not forked from one which has used the array_record library",
-        got="a fork of such a process",
-        fix="start worker processes by spawn or forkserver (multiprocessing.get_context('spawn')), or read a"
-        " cache that anystep-cache has written",
-      )
 
-
-@functools.cache
-def _use() -> _Use:
-  use = _Use()
-  start_anew_in_children(use)
-  return use
+_objects = _Objects()
 
 
 def open_reader(path: epath.PathLike, options: str = "") -> Any:
@@ -74,11 +62,9 @@ def open_writer(path: epath.PathLike, options: str) -> Any:
 
 
 def _opened(kind: Any, path: epath.PathLike, options: str) -> Any:
-  use = _use()
-  use.check(str(path))
-  use.was_used = True
+  _library.use(_READ_HERE, path=path)
   opened = kind(str(path), options)
-  use.objects.add(opened)
+  _objects.opened.add(opened)
   return opened
 
 
@@ -129,11 +115,11 @@ class LibraryBlocks:
 
   def close(self) -> None:
     """Closes the file; not in a forked process, where that would take the library's locks."""
-    if not _use().is_forked:
+    if not _library.is_forked:
       self._reader.close()
 
   def _read(self, expected: int, *which: Any) -> list[bytes]:
-    _use().check(self._path)
+    _library.use(_READ_HERE, path=self._path)
     try:
       records = self._reader.read(*which)
     except (ValueError, RuntimeError, IndexError) as error:

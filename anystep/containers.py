@@ -17,11 +17,9 @@ import numpy as np
 from etils import epath
 from google_crc32c import value as checksum
 
-from anystep.array_record_blocks import ArrayRecordBlocks
-from anystep.array_record_library import LibraryBlocks, open_writer
+from anystep.array_record_library import LibraryBlocks, UnknownChunkError, open_writer
 from anystep.compiled import is_fast
 from anystep.errors import AnystepError, ExitCode
-from anystep.riegeli_chunks import UnknownChunkError
 from anystep.shard_files import (
   RESTORE,
   FileRanges,
@@ -133,6 +131,8 @@ def _open_array_record(path: epath.PathLike, *, num_records: int, block_records:
   """A reader of our own for blocks as the cache job writes them, the library's for any other file."""
   size = {"num_records": num_records, "block_records": block_records}
   if is_fast():
+    from anystep.array_record_blocks import ArrayRecordBlocks
+
     with contextlib.suppress(UnknownChunkError):
       return ArrayRecordBlocks(str(path), FileRanges(path), **size)
   return LibraryBlocks(path, **size)

@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.forks import start_anew_in_children
 
 _EXACT_PERIOD_LIMIT = 65536
 # The specification's largest period. With at most _MAX_TASKS tasks, all arithmetic on stripes fits in int64.
@@ -143,6 +144,11 @@ class _Period:
     self.draws = np.empty(self.period, np.min_scalar_type(len(quotas) - 1))
     self.counts = np.zeros((-(-self.period // _BLOCK_STRIPES) + 1, len(quotas)), np.int32)
     self.known_blocks = 0
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Makes a lock that no thread holds, as a forked process must."""
     self._lock = threading.Lock()
 
   def extend(self, stop: int) -> None:

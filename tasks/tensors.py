@@ -9,12 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 from anystep.examples import Batch, Ragged, as_sequences
+from anystep.forks import UnforkableLibrary
 
 Tensors = Mapping[str, tf.Tensor | tf.RaggedTensor]
+_tensorflow = UnforkableLibrary("TensorFlow")
 
 
 def to_tensors(batch: Batch) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-  """Features of several examples: a `tf.RaggedTensor` for a sequence, else a tensor `(rows, ...)`."""
+  """Features of several examples: a `tf.RaggedTensor` for a sequence, else a tensor `(rows, ...)`.
+
+  Raises:
+    AnystepError: 78 `forked_process`.
+  """
+  _tensorflow.use("give the stream transforms in Python (anystep.Map and others)")
   return {name: _to_tensor(feature) for name, feature in batch.items()}
 
 

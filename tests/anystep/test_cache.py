@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anystep import containers
+from anystep import array_record_blocks, containers
 from anystep.cache import open_cache, read_completed
 from anystep.errors import AnystepError
 from anystep.examples import Ragged, serialize_example
@@ -157,13 +157,13 @@ def test_its_repr_names_what_was_opened_and_not_where(shared_cache, own_cache):
 
 def test_threads_read_what_one_reads(shared_cache, monkeypatch):
   """Each slow read lets others in, who would close its file under it."""
-  read_block = containers.ArrayRecordBlocks.read_block
+  read_block = array_record_blocks.ArrayRecordBlocks.read_block
 
   def read_block_slowly(self, block):
     time.sleep(0.001)
     return read_block(self, block)
 
-  monkeypatch.setattr(containers.ArrayRecordBlocks, "read_block", read_block_slowly)
+  monkeypatch.setattr(array_record_blocks.ArrayRecordBlocks, "read_block", read_block_slowly)
   cache = shared_cache.open(pool=ReadPool(budget_bytes=1, open_files=1))
 
   def read(seed):

@@ -18,7 +18,7 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep import containers
+from anystep import array_record_blocks, containers
 from anystep.examples import serialize_example
 from anystep.manifest import Feature
 from anystep.plan import Plan
@@ -83,7 +83,7 @@ class Readings:
 @pytest.fixture
 def readings(monkeypatch):
   noted = Readings()
-  for reader in (containers.ArrayRecordBlocks, containers.TFRecordBlocks):
+  for reader in (array_record_blocks.ArrayRecordBlocks, containers.TFRecordBlocks):
 
     def read_block(self, block, *, original=reader.read_block):
       noted.note(self._path, blocks=[block])
@@ -547,7 +547,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLI
 
 import caches
 import numpy as np
-from anystep import containers
+from anystep import array_record_blocks, containers
 from anystep.manifest import Feature
 from anystep.plan import Plan
 from anystep.read_pool import ReadPool
@@ -570,13 +570,13 @@ plan = Plan.start(
 )
 expected = ExpectedRows(plan, built)
 read, most_open, most_used = collections.Counter(), 0, 0
-read_block = containers.ArrayRecordBlocks.read_block
+read_block = array_record_blocks.ArrayRecordBlocks.read_block
 
 def counted(self, block):
   read[self._path, block] += 1
   return read_block(self, block)
 
-containers.ArrayRecordBlocks.read_block = counted
+array_record_blocks.ArrayRecordBlocks.read_block = counted
 with open_stream(plan, opened, prefetch_batches=0) as stream:
   stream.seek(256 - steps // 2)  # the last of one epoch and the first of the next
   for step in range(stream.step, stream.step + steps):
