@@ -1,7 +1,7 @@
 """anystep: the batch of step t is a pure function of t.
 
 The library: what the writer of a cache and its readers agree on. It needs numpy, protobuf, etils,
-array_record and google-crc32c, and is fast where numba is.
+array_record, zstandard and google-crc32c, and is fast where numba is.
 """
 
 import importlib as _importlib
