@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import sys
 import uuid
-from typing import Any
+from collections.abc import Mapping
 
-import google_crc32c
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
-from anystep.names import COMMIT_SUCCESS
+from anystep.train.built_values import Value
 from anystep.train.data_state import DATA_FILES, DataState, file_name, read_state
+from anystep.train.integrity import (
+  COMMITTED,
+  INTEGRITY,
+  UNFINISHED,
+  check_files,
+  read_integrity,
+  write_integrity,
+)
+from anystep.train.saved_arrays import restore_arrays, save_arrays
 from anystep.train.train_state import TrainState
 
-COMMITTED = COMMIT_SUCCESS
-_STATE, _INTEGRITY = "state", "integrity.json"
-_DIRECTORY = re.compile(r"checkpoint_(\d+)\Z")
+_STATE, _TRAINED_WITH = "state", "trained_with.json"
+_TRAINED_WITH_VERSION = 1
+_DIRECTORY = re.compile(r"checkpoint_(0|[1-9][0-9]*)\Z")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,23 @@ class CheckpointConfig:
       raise ValueError(f"period_steps and keep are at least 1, not {self.period_steps} and {self.keep}")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+  """What a checkpoint says beside its arrays.
+
+  Attributes:
+    step: steps done.
+    data: the data's state.
+    run: the run that wrote it, see `run_identity`; None in those of version 1.
+    trained_with: the values that decided its parameters, see `built_values`; None in those of version 1.
+  """
+
+  step: int
+  data: DataState
+  run: str | None
+  trained_with: Mapping[str, Value] | None
+
+
 def checkpoint_directory(model_dir: epath.PathLike, step: int) -> epath.Path:
   """Where the checkpoint of a step is; absolute, as Orbax asks."""
   return epath.Path(model_dir).resolve() / f"checkpoint_{step}"
@@ -56,35 +77,43 @@ def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
   return sorted(step for step, path in _directories(model_dir).items() if (path / COMMITTED).exists())
 
 
-def save_checkpoint(model_dir: epath.PathLike, state: TrainState, data: DataState) -> epath.Path:
+def save_checkpoint(
+  model_dir: epath.PathLike,
+  state: TrainState,
+  *,
+  data: DataState,
+  run: str,
+  trained_with: Mapping[str, Value],
+) -> epath.Path:
   """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there.
 
   Raises:
-    AnystepError: 73 `checkpoint_foreign` where that directory is another program's.
+    AnystepError: 73 `checkpoint_foreign` where that directory is another program's; 74 `checkpoint_write`.
   """
-  directory = checkpoint_directory(model_dir, int(state.step))
+  step = int(state.step)
+  directory = checkpoint_directory(model_dir, step)
   if directory.exists():
     _check_ours(directory)
-    directory.rmtree()
+    _remove(directory)
   directory.mkdir(parents=True)
-  # The data's state comes first: it tells an unfinished checkpoint of ours from another program's.
+  # First and last: it tells an unfinished checkpoint of ours from another program's, and from a damaged one.
+  (directory / UNFINISHED).touch()
   (directory / file_name(data)).write_text(data.to_json())
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(directory / _STATE, _as_tree(state))
-  files = {name: _fingerprint(directory / name) for name in _file_names(directory)}
-  integrity = canonical_json({"version": 1, "files": files}, indent=1) + "\n"
-  (directory / _INTEGRITY).write_text(integrity)
+  document = {"version": _TRAINED_WITH_VERSION, "values": dict(trained_with)}
+  (directory / _TRAINED_WITH).write_text(canonical_json(document, indent=1) + "\n")
+  save_arrays(directory / _STATE, state)
+  marker = write_integrity(directory, step=step, run=run)
   _flush_to_disk(directory)
-  (directory / COMMITTED).write_text(_sha256(integrity))
+  # All that it vouches for is on the disk, the directory's own name included.
+  storage.put(directory / COMMITTED, marker.encode())
+  (directory / UNFINISHED).unlink()
   return directory
 
 
 def remove_old_checkpoints(model_dir: epath.PathLike, keep: int | None) -> None:
-  """Removes all but the newest checkpoints; a removed one first stops being committed."""
+  """Removes all but the newest checkpoints."""
   for step in checkpoint_steps(model_dir)[: -keep if keep else 0]:
-    directory = checkpoint_directory(model_dir, step)
-    (directory / COMMITTED).unlink()
-    directory.rmtree()
+    _remove(checkpoint_directory(model_dir, step))
 
 
 def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
@@ -97,24 +126,31 @@ def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
       print(f"checkpoint_{later} is kept as {aside.name}", file=sys.stderr)
 
 
-def restore_data(model_dir: epath.PathLike) -> tuple[int, DataState] | None:
-  """The newest checkpoint that can be read, and its data's state; None where there is no checkpoint.
+def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None) -> Checkpoint | None:
+  """The newest checkpoint that can be read; None where there is no checkpoint.
 
   One that cannot be read is reported and the one before it is tried.
+
+  Args:
+    model_dir: the run's directory.
+    before_step: only earlier ones are asked for, as where the arrays of this one could not be restored.
 
   Raises:
     AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read.
   """
   directories = _directories(model_dir)
   committed = checkpoint_steps(model_dir)
-  for step in sorted(directories.keys() - set(committed)):
-    print(f"checkpoint_{step} was never finished and does not count", file=sys.stderr)
+  if before_step is None:
+    for step in sorted(directories.keys() - set(committed)):
+      print(f"checkpoint_{step} was never finished and does not count", file=sys.stderr)
   for step in reversed(committed):
+    if before_step is not None and step >= before_step:
+      continue
     try:
-      return step, _check(directories[step])
+      return _read(directories[step], step)
     except AnystepError as error:
-      print(f"checkpoint_{step} cannot be read: {error}", file=sys.stderr)
-  # An unfinished checkpoint of ours holds no integrity file yet: it was killed, and counts as never begun.
+      report_unreadable(step, error)
+  # Where a save was killed the checkpoint counts as never begun.
   finished = {step for step, path in directories.items() if not _is_unfinished(path)}
   if finished:
     raise AnystepError(
@@ -127,28 +163,22 @@ def restore_data(model_dir: epath.PathLike) -> tuple[int, DataState] | None:
   return None
 
 
+def report_unreadable(step: int, error: AnystepError) -> None:
+  """Says why a checkpoint is not used."""
+  print(f"checkpoint_{step} cannot be read: {error}", file=sys.stderr)
+
+
 def restore_state(model_dir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
   """The state of a checkpoint, on the devices that the abstract state names.
 
   Raises:
     AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
-      65 `checkpoint_corrupt`.
+      65 `checkpoint_corrupt`; 65 `checkpoint_step` where the state is of another step than the directory.
   """
-  path = checkpoint_directory(model_dir, step) / _STATE
-  try:
-    with ocp.StandardCheckpointer() as checkpointer:
-      _check_tree(path, checkpointer.metadata(path).item_metadata.tree, _as_tree(abstract))
-      return TrainState(**_from_tree(checkpointer.restore(path, _as_tree(abstract)), abstract))
-  except AnystepError:
-    raise
-  except Exception as error:
-    raise AnystepError(
-      ExitCode.DATA,
-      "checkpoint_corrupt",
-      path=path,
-      got=" ".join(f"{type(error).__name__}: {error}".split())[:300],
-      fix="remove this checkpoint to resume from the one before it, or restore it from a copy",
-    ) from error
+  directory = checkpoint_directory(model_dir, step)
+  state = restore_arrays(directory / _STATE, abstract)
+  _check_step(directory, step, int(state.step))
+  return state
 
 
 def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
@@ -161,8 +191,11 @@ def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
 
 
 def _is_unfinished(directory: epath.Path) -> bool:
+  """Whether a save, or a removal, of ours ended in the middle of it."""
   names = {path.name for path in directory.iterdir()}
-  return not names or (not names.isdisjoint(DATA_FILES) and not names & {_INTEGRITY, COMMITTED})
+  # Version 1 had no file that says so.
+  begun = UNFINISHED in names or (not names.isdisjoint(DATA_FILES) and INTEGRITY not in names)
+  return not names or (begun and COMMITTED not in names)
 
 
 def _check_ours(directory: epath.Path) -> None:
@@ -177,114 +210,63 @@ def _check_ours(directory: epath.Path) -> None:
     )
 
 
-def _check(directory: epath.Path) -> DataState:
-  """Compares every file with what its writer noted; returns the data's state.
-
-  A flipped bit passes through TensorStore unseen: sizes alone would not do.
-  """
-  for name, noted in _read_integrity(directory).items():
-    _compare(directory / name, noted, _fingerprint(directory / name))
-  return read_state(directory)
+def _remove(directory: epath.Path) -> None:
+  """Removes a checkpoint, which first stops being committed, and is known as ours to the end."""
+  (directory / UNFINISHED).touch()
+  (directory / COMMITTED).unlink(missing_ok=True)
+  for path in directory.iterdir():
+    if path.is_dir():
+      path.rmtree()
+    elif path.name != UNFINISHED:
+      path.unlink()
+  (directory / UNFINISHED).unlink()
+  directory.rmdir()
 
 
 def _flush_to_disk(directory: epath.Path) -> None:
-  """Makes a local file system write out the files before the marker that vouches for them."""
+  """Makes a local file system write out files, and their directories' names, before what vouches for them."""
   if not os.path.isdir(directory):
     return
   for folder, _, names in os.walk(directory):
     for path in [*(os.path.join(folder, name) for name in names), folder]:
       storage.sync(path)
+  storage.sync(directory.parent)
 
 
-def _compare(path: epath.Path, noted: dict[str, Any], found: dict[str, Any]) -> None:
-  if noted != found:
+def _read(directory: epath.Path, step: int) -> Checkpoint:
+  """A checkpoint, of which every file is what its writer noted.
+
+  Raises:
+    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`.
+  """
+  integrity = read_integrity(directory)
+  if integrity.step is not None:
+    _check_step(directory, step, integrity.step)
+  check_files(directory, integrity)
+  noted = integrity.files.keys()
+  if len(noted & set(DATA_FILES)) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
     raise AnystepError(
       ExitCode.DATA,
-      "checkpoint_file",
-      path=path,
-      expected=noted,
-      got=found,
-      fix="restore the file from a copy, or remove this checkpoint to resume from the one before it",
+      "checkpoint_integrity",
+      path=directory / INTEGRITY,
+      got="not what a checkpoint consists of",
+      fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
     )
+  values = None
+  if integrity.run is not None:
+    # What the marker vouches for is what we wrote.
+    values = json.loads((directory / _TRAINED_WITH).read_text())["values"]
+  return Checkpoint(step=step, data=read_state(directory), run=integrity.run, trained_with=values)
 
 
-def _read_integrity(directory: epath.Path) -> dict[str, Any]:
-  path = directory / _INTEGRITY
-  try:
-    text = path.read_text()
-    files = json.loads(text)["files"]
-    vouched = (directory / COMMITTED).read_text() == _sha256(text)
-    of_ours = len(files.keys() & set(DATA_FILES)) == 1
-    if vouched and of_ours and all(noted.keys() == {"bytes", "crc32c"} for noted in files.values()):
-      return files
-    reason = "not what a checkpoint consists of"
-  except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-    reason = f"{type(error).__name__}: {error}"
-  raise AnystepError(
-    ExitCode.DATA,
-    "checkpoint_integrity",
-    path=path,
-    got=reason,
-    fix="restore the file from a copy, or remove this checkpoint to resume from the one before it",
-  )
-
-
-def _sha256(text: str) -> str:
-  return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_names(directory: epath.Path) -> list[str]:
-  """All files below the directory, by their path in it."""
-  names = []
-  for path in sorted(directory.iterdir()):
-    inner = [f"{path.name}/{name}" for name in _file_names(path)] if path.is_dir() else [path.name]
-    names.extend(inner)
-  return names
-
-
-def _fingerprint(path: epath.Path) -> dict[str, Any]:
-  if not path.exists():
-    return {"bytes": None, "crc32c": None}
-  content = path.read_bytes()
-  return {"bytes": len(content), "crc32c": f"{google_crc32c.value(content):08x}"}
-
-
-def _as_tree(state: TrainState) -> dict[str, Any]:
-  return {"step": state.step, "params": state.params, "opt_state": _leaves_by_path(state.opt_state)}
-
-
-def _leaves_by_path(tree: Any) -> dict[str, Any]:
-  return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in _with_path(tree)}
-
-
-def _from_tree(tree: dict[str, Any], abstract: TrainState) -> dict[str, Any]:
-  names = list(_leaves_by_path(abstract.opt_state))
-  structure = jax.tree.structure(abstract.opt_state)
-  return tree | {"opt_state": jax.tree.unflatten(structure, [tree["opt_state"][name] for name in names])}
-
-
-def _with_path(tree: Any) -> list[tuple[Any, Any]]:
-  return jax.tree_util.tree_flatten_with_path(tree)[0]
-
-
-def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
-  """Refuses a checkpoint whose leaves are not the model's."""
-
-  def described(tree: Any) -> dict[str, tuple]:
-    return {
-      jax.tree_util.keystr(key, simple=True, separator="/"): (tuple(leaf.shape), str(np.dtype(leaf.dtype)))
-      for key, leaf in _with_path(tree)
-    }
-
-  found, wanted = described(saved), described(expected)
-  for name in sorted(found.keys() | wanted.keys()):
-    if found.get(name) != wanted.get(name):
-      raise AnystepError(
-        ExitCode.MISMATCH,
-        "checkpoint_tree",
-        path=path,
-        leaf=name,
-        expected=wanted.get(name, "no such leaf"),
-        got=found.get(name, "no such leaf"),
-        fix="train the model that the checkpoint is of, or start anew in another MODEL_DIR",
-      )
+def _check_step(directory: epath.Path, step: int, inside: int) -> None:
+  """Refuses a checkpoint whose directory was renamed, or copied to another name."""
+  if inside != step:
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoint_step",
+      path=directory,
+      expected=f"the state of step {step}",
+      got=f"the state of step {inside}",
+      fix=f"rename it back to checkpoint_{inside}, or remove it to resume from the one before it",
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import gin
 from etils import epath
 
+from anystep import storage
 from anystep.errors import AnystepError, ExitCode, nearest
 
 _MACRO = "gin.macro"
@@ -103,7 +104,7 @@ def record_configuration(model_dir: epath.PathLike) -> None:
       if line.startswith(("+ ", "- ")) and not line[2:].startswith("#"):
         print(f"the configuration changed: {line}", file=sys.stderr)
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(text)
+  storage.put(path, text.encode())
 
 
 def _check_required() -> None:

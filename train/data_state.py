@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
+from anystep import storage
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json, is_count
 from anystep.names import DATA_PLAN, DATA_UNCACHED
@@ -110,7 +111,7 @@ def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None
     path = directory / name
     if path.exists() and (name != own or path.read_text() != text):
       path.replace(directory / f"{path.stem}_until_step_{step}.json")
-  (directory / own).write_text(text)
+  storage.put(directory / own, text.encode())
 
 
 def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:

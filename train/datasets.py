@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import seqio
 from etils import epath
 
+from anystep import storage
 from anystep import stream as stream_lib
 from anystep.cache import Cache
 from anystep.converters import FeatureConverter
@@ -205,7 +206,7 @@ class PlannedDataset(RunData):
     super().record(model_dir, step)
     roots = [root if "://" in root else os.path.abspath(root) for root in self.dataset.cache_dirs]
     caches = canonical_json({"version": 1, "cache_dirs": roots}, indent=1) + "\n"
-    (epath.Path(model_dir) / DATA_CACHES).write_text(caches)
+    storage.put(epath.Path(model_dir) / DATA_CACHES, caches.encode())
 
 
 def _open_cache(task: seqio.Task, roots: Sequence[str], config: DatasetConfig) -> Cache:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from anystep.train.built_values import made_of
+
 
 def learning_rate_schedule(
   factors: str = "constant * rsqrt_decay",
@@ -54,6 +56,8 @@ def learning_rate_schedule(
   >>> [round(float(schedule(step)), 4) for step in (0, 100, 400)]
   [0.1, 0.1, 0.05]
   """
+  # What a run that resumes is compared by.
+  arguments = dict(locals())
   steps = {
     "warmup_steps": warmup_steps,
     "steps_per_decay": steps_per_decay,
@@ -92,4 +96,4 @@ def learning_rate_schedule(
       rate *= known[name](t)
     return jnp.maximum(rate, min_learning_rate)
 
-  return schedule
+  return made_of(schedule, learning_rate_schedule, arguments)

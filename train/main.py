@@ -10,6 +10,8 @@ from absl import flags
 
 from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
+from anystep.train.run_lock import locked_run
+from anystep.train.termination import Termination
 
 if TYPE_CHECKING:
   from anystep.train.trainer import PreparedRun, Trainer
@@ -18,32 +20,49 @@ _BINDING = "--gin."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Trains, or with --dry_run checks and prints; returns the exit status."""
-  values, _ = _parse(argv)
-  trainer = configured(argv)
-  from anystep.train.configuration import configuration_text, record_configuration
+  """Trains, or with --dry_run checks and prints; returns the exit status.
 
-  if not values.dry_run:
+  Raises:
+    AnystepError: 75 `preempted` where SIGTERM came, after a committed checkpoint once a step was taken.
+  """
+  with Termination() as termination:
+    values, _ = _parse(argv)
+    trainer = configured(argv)
+    if values.dry_run:
+      _dry_run(trainer, values)
+    else:
+      _train(trainer, values, termination)
+  return 0
+
+
+def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination) -> None:
+  from anystep.train.configuration import record_configuration
+
+  with locked_run(trainer.model_dir):
     if values.cache_if_missing:
       _cache_first(trainer, values)
-    prepared = trainer.prepare()
+    prepared = trainer.prepare(accept_changes=values.accept_change)
     record_configuration(trainer.model_dir)
-    prepared.run()
-    return 0
+    prepared.run(termination)
+
+
+def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
+  from anystep.train.configuration import configuration_text
+
   # Without what would be made first, the data cannot be checked.
   if _would_be_made_first(trainer, values):
     start = "step 0, or the newest checkpoint,"
   else:
-    step = trainer.prepare().restore_step
+    step = trainer.prepare(accept_changes=values.accept_change).restore_step
     start = "step 0" if step is None else f"checkpoint_{step}"
   print(configuration_text())
   print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")
-  return 0
 
 
 def prepare(argv: Sequence[str]) -> PreparedRun:
   """What the command line configures, its data and checkpoints checked, no device touched."""
-  return configured(argv).prepare()
+  values, _ = _parse(argv)
+  return configured(argv).prepare(accept_changes=values.accept_change)
 
 
 def configured(argv: Sequence[str]) -> Trainer:
@@ -110,6 +129,13 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   )
   flags.DEFINE_boolean(
     "dry_run", False, "Check and print the configuration without training.", flag_values=values
+  )
+  flags.DEFINE_multi_string(
+    "accept_change",
+    [],
+    "Goes on though this value, named as the error names it, is not what the checkpoint was trained with; or"
+    " though the checkpoint is another run's; may be repeated.",
+    flag_values=values,
   )
   flags.DEFINE_boolean(
     "cache_if_missing",

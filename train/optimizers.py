@@ -2,6 +2,8 @@
 
 import optax
 
+from anystep.train.built_values import Transformation
+
 
 def adafactor(
   learning_rate: float | optax.Schedule,
@@ -42,7 +44,9 @@ def adafactor(
   Returns:
     An optax transformation; its state is a pytree of arrays, and `update` needs the parameters.
   """
-  return optax.adafactor(
+  # What a run that resumes is compared by.
+  arguments = dict(locals())
+  made = optax.adafactor(
     learning_rate,
     min_dim_size_to_factor=min_dim_size_to_factor,
     decay_rate=decay_rate,
@@ -53,3 +57,4 @@ def adafactor(
     weight_decay_rate=weight_decay_rate,
     eps=epsilon,
   )
+  return Transformation.of(made, adafactor, arguments)

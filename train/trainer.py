@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
-import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
-import numpy as np
 from clu import metric_writers
 from etils import epath
 from rich.console import Console
@@ -20,12 +16,14 @@ from rich.table import Table
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import is_count
 from anystep.packing import PackingPolicy
-from anystep.progress import Progress
 from anystep.tasks.evaluation import check_metrics
+from anystep.train.built_values import Value, built_values
 from anystep.train.checkpoints import (
+  Checkpoint,
   CheckpointConfig,
+  find_checkpoint,
   remove_old_checkpoints,
-  restore_data,
+  report_unreadable,
   restore_state,
   save_checkpoint,
   set_aside_later_checkpoints,
@@ -33,16 +31,29 @@ from anystep.train.checkpoints import (
 from anystep.train.dataset_config import DatasetConfig
 from anystep.train.evaluation import EVALUATION_OUTPUTS, evaluate
 from anystep.train.models import EncoderDecoderModel
-from anystep.train.partitioning import (
-  Partitioner,
-  batch_sharding,
-  global_batch,
-  local_values,
+from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
+from anystep.train.resume_contract import (
+  AcceptedChanges,
+  Change,
+  record_accepted,
+  run_change,
+  value_changes,
 )
 from anystep.train.run_data import RunData, RunDataset
 from anystep.train.run_datasets import find_datasets
-from anystep.train.step_log import StepLog
+from anystep.train.run_identity import new_run, read_run, write_run
+from anystep.train.run_lock import locked_run
+from anystep.train.step_reporter import StepReporter
+from anystep.train.termination import Termination, preempted
 from anystep.train.train_state import initialize, make_train_step
+
+# Of jax's configuration: what decides bits of parameters.
+_JAX_OPTIONS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_enable_x64",
+  "jax_threefry_partitionable",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,24 +95,34 @@ class Trainer:
         f" {self.eval_dataset.packing}"
       )
 
-  def prepare(self) -> PreparedRun:
+  def prepare(self, *, accept_changes: Collection[str] = (), before_step: int | None = None) -> PreparedRun:
     """Finds and checks the data and where training stands, before any device is touched.
 
+    Args:
+      accept_changes: names of values with which a run may go on though its checkpoint was made with others.
+      before_step: only checkpoints before this step are looked at.
+
     Raises:
-      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_state` and `restore_data`;
-        76 `resume_contract` where the configuration is not the one that training started with.
+      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_state` and `find_checkpoint`;
+        76 `resume_contract` where the data or what decides parameters is not what training began with;
+        76 `checkpoint_run` where the newest checkpoint is another run's; 64 `accept_change`.
     """
     dataset, *evaluated = find_datasets(self.datasets, model_dir=self.model_dir)
     for other in evaluated:
       check_metrics(other.task, EVALUATION_OUTPUTS)
     _check_vocabulary(self.model, dataset)
-    restored = restore_data(self.model_dir)
-    state = dataset.run_state(restored)
-    if restored is not None and restored[0] > self.total_steps:
+    checkpoint = find_checkpoint(self.model_dir, before_step=before_step)
+    accepted = AcceptedChanges.read(self.model_dir, accept_changes)
+    run = read_run(self.model_dir)
+    run_name = run or new_run()
+    newly_accepted = _accept_run(checkpoint, run, run_name, accepted)
+    state = dataset.run_state((checkpoint.step, checkpoint.data) if checkpoint else None)
+    newly_accepted += self._accept_values(checkpoint, accepted)
+    if checkpoint is not None and checkpoint.step > self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
         "total_steps",
-        expected=f"at least {restored[0]}, the checkpoint's step",
+        expected=f"at least {checkpoint.step}, the checkpoint's step",
         got=self.total_steps,
         fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
       )
@@ -121,7 +142,10 @@ class Trainer:
       trainer=self,
       data=data,
       evaluation=next((other.under(other.run_state(), converter) for other in evaluated), None),
-      restore_step=restored[0] if restored else None,
+      restore_step=checkpoint.step if checkpoint else None,
+      run_name=run_name,
+      accept_changes=accept_changes,
+      newly_accepted=newly_accepted,
     )
 
   @property
@@ -130,9 +154,40 @@ class Trainer:
     evaluated = [dataclasses.replace(self.eval_dataset, num_epochs=1)] if self.eval_dataset else []
     return [self.train_dataset, *evaluated]
 
+  @property
+  def deciding_values(self) -> dict[str, Value]:
+    """What decides parameters and losses, beside the data, by name: the values that were built.
+
+    How arrays are split over devices is not among them: it decides how sums are rounded, and no more.
+    """
+    options = {name.removeprefix("jax_"): getattr(jax.config, name) for name in _JAX_OPTIONS}
+    return built_values(
+      {"model": self.model, "random_seed": self.random_seed, "jax": options},
+      leave_out=("model.input_vocabulary", "model.output_vocabulary"),
+    )
+
   def run(self) -> dict[str, float]:
-    """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics."""
-    return self.prepare().run()
+    """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics.
+
+    Raises:
+      AnystepError: 73 `run_active` where another process trains in model_dir.
+    """
+    with locked_run(self.model_dir):
+      return self.prepare().run()
+
+  def _accept_values(self, checkpoint: Checkpoint | None, accepted: AcceptedChanges) -> list[Change]:
+    """Refuses values that the checkpoint was not trained with; returns those accepted for the first time."""
+    now = self.deciding_values
+    was = checkpoint.trained_with if checkpoint else None
+    accepted.check_names({*now, *(was or {})})
+    if checkpoint is None or was is None:
+      return []
+    return accepted.require(
+      value_changes(checkpoint.step, was, now),
+      kind="resume_contract",
+      expected=f"what checkpoint_{checkpoint.step} was trained with",
+      fix="set them as they were, or train in another MODEL_DIR",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,16 +198,30 @@ class PreparedRun:
     trainer: the configuration.
     data: what is trained on. evaluation: what is evaluated on at the end, if anything.
     restore_step: step of the checkpoint to resume from; None to start.
+    run_name: of the run that model_dir is of, or is to be.
+    accept_changes: as `Trainer.prepare` got them.
+    newly_accepted: the changes that this run goes on with and no earlier start did.
   """
 
   trainer: Trainer
   data: RunData
   evaluation: RunData | None
   restore_step: int | None
+  run_name: str
+  accept_changes: Collection[str] = ()
+  newly_accepted: Sequence[Change] = ()
 
-  def run(self) -> dict[str, float]:
-    """Trains to the end; returns the evaluation's metrics."""
+  def run(self, termination: Termination | None = None) -> dict[str, float]:
+    """Trains to the end; returns the evaluation's metrics.
+
+    Args:
+      termination: asked after each step; None where nobody can ask for it.
+
+    Raises:
+      AnystepError: 75 `preempted` after a committed checkpoint, where that was asked for.
+    """
     trainer, data = self.trainer, self.data
+    termination = termination or Termination()
     if jax.process_count() > 1:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -174,93 +243,88 @@ class PreparedRun:
       start_step, state = 0, make_initial()
       print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
     else:
-      start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
+      try:
+        start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
+      except AnystepError as error:
+        if error.code != ExitCode.DATA:
+          raise
+        report_unreadable(self.restore_step, error)
+        # The data's state too is that of the checkpoint that is restored.
+        return self._before(self.restore_step).run(termination)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
-    data.record(trainer.model_dir, start_step)
+    self._record(start_step)
+    trained_with = trainer.deciding_values
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
     stream = data.open_stream((jax.process_index(), jax.process_count()))
     stream.seek(start_step)
-    with stream, _Reporter(trainer, start_step) as reporter:
+    reporter = StepReporter(trainer.model_dir, start_step=start_step, total_steps=trainer.total_steps)
+    with stream, reporter:
       for step in range(start_step, trainer.total_steps):
         rows = stream.rows_at(step)
         batch = global_batch(next(stream), sharding, rows, len(rows))
         state, metrics = train_step(state, batch)
+        # From the first step on there is something to save.
+        termination.defer()
         # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
         reporter.report_before(step, batch, metrics)
-        if (step + 1) % trainer.checkpoints.period_steps == 0 or step + 1 == trainer.total_steps:
+        done, asked_to_stop = step + 1, termination.requested
+        if done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps or asked_to_stop:
           # The log must say all that a checkpoint contains before the checkpoint counts.
           reporter.flush()
-          save_checkpoint(trainer.model_dir, state, data.state)
+          save_checkpoint(
+            trainer.model_dir, state, data=data.state, run=self.run_name, trained_with=trained_with
+          )
           remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
+        if asked_to_stop:
+          raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
+    termination.resume()
     if self.evaluation is None:
       return {}
     results = evaluate(trainer.model, state.params, self.evaluation, mesh)
     _show(results, self.evaluation.dataset, trainer)
     return results
 
+  def _before(self, step: int) -> PreparedRun:
+    """The run from the checkpoint before a step's, whose arrays could not be restored."""
+    return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
 
-class _Reporter:
-  """Tells the step log, TensorBoard and the progress bar of each step, one step late."""
+  def _record(self, start_step: int) -> None:
+    """Makes model_dir this run's, and says there what it goes on with from a step."""
+    model_dir = self.trainer.model_dir
+    if read_run(model_dir) is None:
+      write_run(model_dir, self.run_name)
+    record_accepted(model_dir, self.newly_accepted)
+    self.data.record(model_dir, start_step)
 
-  def __init__(self, trainer: Trainer, start_step: int):
-    self._log = StepLog(trainer.model_dir, start_step=start_step, process=jax.process_index())
-    self._writer = metric_writers.SummaryWriter(str(epath.Path(trainer.model_dir) / "train"))
-    self._progress = Progress("train", total=trainer.total_steps, unit="steps", start=start_step)
-    self._pending: tuple[int, Mapping[str, jax.Array], Mapping[str, jax.Array]] | None = None
-    self._tokens = 0
-    self._begin_seconds = time.monotonic()
 
-  def __enter__(self) -> _Reporter:
-    return self
+def _accept_run(
+  checkpoint: Checkpoint | None, run: str | None, run_name: str, accepted: AcceptedChanges
+) -> list[Change]:
+  """Refuses a checkpoint of another run; returns the change where it is accepted for the first time.
 
-  def __exit__(self, *exc_info: object) -> None:
-    if exc_info[0] is None:
-      self.flush()
-    self._progress.close()
-    self._log.close()
-    self._writer.close()
-
-  def report_before(self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping[str, Any]) -> None:
-    """Reports the step before this one, and keeps this one for the next call."""
-    self.flush()
-    self._pending = (step, batch, metrics)
-
-  def flush(self) -> None:
-    """Reports the step that was kept.
-
-    Raises:
-      AnystepError: 70 `loss_not_finite`.
-    """
-    if self._pending is None:
-      return
-    (step, batch, metrics), self._pending = self._pending, None
-    sums = {name: np.asarray(value) for name, value in metrics.items()}
-    # A batch without loss weights, as one of tombstones alone, has averages of 0.
-    tokens = sums["weight_sum"] or 1
-    loss = float(sums["loss"] / tokens)
-    self._log.write(step, local_values(batch), loss)
-    if not math.isfinite(loss):
-      raise AnystepError(
-        ExitCode.NUMERICS,
-        "loss_not_finite",
-        step=step,
-        got=loss,
-        fix="lower the learning rate, or look at the step's rows with anystep-data what-was-at",
-      )
-    self._tokens += int(sums["weight_sum"])
-    tokens_per_second = self._tokens / (time.monotonic() - self._begin_seconds)
-    self._writer.write_scalars(
-      step + 1,
-      {
-        "loss": loss,
-        "z_loss": float(sums["z_loss"] / tokens),
-        "accuracy": float(sums["correct"] / tokens),
-        "gradient_norm": float(sums["gradient_norm"]),
-        "tokens_per_second": tokens_per_second,
-      },
+  Args:
+    checkpoint: the newest.
+    run: that the directory is of; None where it has no name yet.
+    run_name: the name that it has, or is to have.
+    accepted: what is, and was, accepted.
+  """
+  if checkpoint is None:
+    return []
+  if checkpoint.run is None:
+    print(
+      f"checkpoint_{checkpoint.step} is of an earlier anystep and says neither which run wrote it nor what it"
+      " was trained with: it is taken for this run's, trained with this configuration",
+      file=sys.stderr,
     )
-    self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")
+    return []
+  changes = accepted.require(
+    run_change(checkpoint.step, checkpoint.run, run),
+    kind="checkpoint_run",
+    expected=f"a checkpoint of this directory's run, {run or 'which no run.json names'}",
+    fix="where it was copied here, move it away; where run.json is lost, put it back",
+  )
+  return [dataclasses.replace(change, now=[run_name]) for change in changes]
 
 
 def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:

@@ -1,0 +1,104 @@
+"""The arrays of a training state on disk: an Orbax checkpoint (TensorStore, OCDBT)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.train.train_state import TrainState
+
+
+def save_arrays(path: epath.Path, state: TrainState) -> None:
+  """Writes a state into a new directory.
+
+  Raises:
+    AnystepError: 74 `checkpoint_write` with what TensorStore says.
+  """
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(path, _as_tree(state))
+  except OSError:
+    raise
+  except Exception as error:
+    # TensorStore reports a full disk as a ValueError.
+    raise AnystepError(
+      ExitCode.IO,
+      "checkpoint_write",
+      path=path,
+      got=_one_line(error),
+      fix="see to the disk or store, and run it again: it goes on from the newest whole checkpoint",
+    ) from error
+
+
+def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
+  """A saved state, on the devices that the abstract state names.
+
+  Raises:
+    AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
+      65 `checkpoint_corrupt` with what Orbax or TensorStore says.
+  """
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      _check_tree(path, checkpointer.metadata(path).item_metadata.tree, _as_tree(abstract))
+      return TrainState(**_from_tree(checkpointer.restore(path, _as_tree(abstract)), abstract))
+  except (AnystepError, MemoryError, jax.errors.JaxRuntimeError):
+    # Neither another model nor a device without room is damage.
+    raise
+  except Exception as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoint_corrupt",
+      path=path,
+      got=_one_line(error),
+      fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
+    ) from error
+
+
+def _as_tree(state: TrainState) -> dict[str, Any]:
+  return {"step": state.step, "params": state.params, "opt_state": _leaves_by_path(state.opt_state)}
+
+
+def _leaves_by_path(tree: Any) -> dict[str, Any]:
+  return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in _with_path(tree)}
+
+
+def _from_tree(tree: dict[str, Any], abstract: TrainState) -> dict[str, Any]:
+  names = list(_leaves_by_path(abstract.opt_state))
+  structure = jax.tree.structure(abstract.opt_state)
+  return tree | {"opt_state": jax.tree.unflatten(structure, [tree["opt_state"][name] for name in names])}
+
+
+def _with_path(tree: Any) -> list[tuple[Any, Any]]:
+  return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
+  """Refuses a checkpoint whose leaves are not the model's."""
+
+  def described(tree: Any) -> dict[str, tuple]:
+    return {
+      jax.tree_util.keystr(key, simple=True, separator="/"): (tuple(leaf.shape), str(np.dtype(leaf.dtype)))
+      for key, leaf in _with_path(tree)
+    }
+
+  found, wanted = described(saved), described(expected)
+  for name in sorted(found.keys() | wanted.keys()):
+    if found.get(name) != wanted.get(name):
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "checkpoint_tree",
+        path=path,
+        leaf=name,
+        expected=wanted.get(name, "no such leaf"),
+        got=found.get(name, "no such leaf"),
+        fix="train the model that the checkpoint is of, or start anew in another MODEL_DIR",
+      )
+
+
+def _one_line(error: Exception) -> str:
+  return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,69 @@
+"""SIGTERM, which clusters send before they take a machine: a checkpoint, and an exit status that says so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+from anystep.errors import AnystepError, ExitCode
+
+
+class _Terminated(BaseException):
+  """Raised where SIGTERM came while there was nothing to save; no handler of errors is meant to catch it."""
+
+
+def preempted(**fields: object) -> AnystepError:
+  """The error with which a program ends that was asked to."""
+  return AnystepError(
+    ExitCode.PREEMPTED, "preempted", **fields, got="SIGTERM", fix="run the same command again"
+  )
+
+
+class Termination:
+  """Handles SIGTERM while its body runs, in the main thread; elsewhere it changes nothing.
+
+  At first a SIGTERM ends the body at once, with 75 `preempted`. Between `defer` and `resume` it is noted
+  only: who runs a step looks at `requested` when it is done. A second SIGTERM ends the process as ever.
+
+  Attributes:
+    requested: whether a SIGTERM came.
+  """
+
+  def __init__(self) -> None:
+    self.requested = False
+    self._deferred = False
+    self._before: object = None
+
+  def __enter__(self) -> Termination:
+    if threading.current_thread() is threading.main_thread():
+      self._before = signal.signal(signal.SIGTERM, self._handle)
+    return self
+
+  def __exit__(
+    self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+  ) -> None:
+    del traceback
+    if self._before is not None:
+      signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
+    failed = kind is not None and not isinstance(error, KeyboardInterrupt)
+    # Whatever libraries made of what the handler raised.
+    if failed and self.requested and not self._deferred:
+      raise preempted() from None
+
+  def defer(self) -> None:
+    """From now on a SIGTERM is noted, and ends nothing."""
+    self._deferred = True
+
+  def resume(self) -> None:
+    """From now on a SIGTERM ends the body at once, as one does that was noted."""
+    self._deferred = False
+    if self.requested:
+      raise _Terminated
+
+  def _handle(self, number: int, frame: FrameType | None) -> None:
+    del frame
+    self.requested = True
+    signal.signal(number, signal.SIG_DFL)
+    if not self._deferred:
+      raise _Terminated
