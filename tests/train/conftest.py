@@ -1,13 +1,12 @@
-"""A cache of the tiny task, and the shipped example's command line, shrunk to it."""
+"""A cache of the tiny task, the shipped example's command line, shrunk to it, and runs of it."""
 
 import shutil
 
 import pytest
 import tiny_tasks
+from train_runs import CHECKPOINT_PERIOD, TOTAL_STEPS, train_until
 
 from anystep.cache_job.job import CacheOptions, cache_tasks
-
-TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +56,34 @@ def command(tiny_cache, tmp_path):
     ]
 
   return make
+
+
+@pytest.fixture(scope="session")
+def shared_runs(tmp_path_factory):
+  """Where runs go that several tests begin with; the first test that needs one trains it."""
+  return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def reference(shared_runs, command):
+  """The directory of a run that nothing disturbs; not to be changed."""
+  from anystep.train import main
+
+  if not (shared_runs / "undisturbed").exists():
+    main.main(command(MODEL_DIR=repr(str(shared_runs / "undisturbed"))))
+  return shared_runs / "undisturbed"
+
+
+@pytest.fixture
+def trained(reference, tmp_path):
+  """A copy of that directory, in `model`."""
+  return shutil.copytree(reference, tmp_path / "model")
+
+
+@pytest.fixture
+def stopped(shared_runs, command, tmp_path, monkeypatch):
+  """The directory of a run that was killed right after its first checkpoint, in `model`."""
+  if not (shared_runs / "stopped").exists():
+    directory = repr(str(shared_runs / "stopped"))
+    train_until(CHECKPOINT_PERIOD, command(MODEL_DIR=directory), monkeypatch)
+  return shutil.copytree(shared_runs / "stopped", tmp_path / "model")

@@ -2,18 +2,15 @@
 
 import hashlib
 import json
-import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_tasks
+from train_runs import CHECKPOINT_PERIOD, ENVIRONMENT, TOTAL_STEPS, program, sign, train_until
 
 from anystep import containers
 from anystep.cache import open_cache
@@ -21,54 +18,10 @@ from anystep.errors import AnystepError
 from anystep.examples import serialize_example
 from anystep.manifest import FileEntry
 from anystep.stream import Stream
-from anystep.train import checkpoints, main, trainer
+from anystep.train import main
+from anystep.train.checkpoints import checkpoint_directory
 from anystep.train.run_comparison import compare_runs
 from anystep.train.step_log import read_step_log
-
-TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
-
-
-class Killed(BaseException):
-  """Stands for the end of the process: nothing in the product catches it."""
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-  """Where runs go that several tests begin with; the first test that needs one trains it."""
-  return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture
-def reference(runs, command):
-  """The directory of a run that nothing disturbs."""
-  if not (runs / "undisturbed").exists():
-    main.main(command(MODEL_DIR=repr(str(runs / "undisturbed"))))
-  return runs / "undisturbed"
-
-
-@pytest.fixture
-def trained(reference, tmp_path):
-  """A copy of that directory, in `model`."""
-  return shutil.copytree(reference, tmp_path / "model")
-
-
-@pytest.fixture
-def stopped(runs, command, tmp_path, monkeypatch):
-  """The directory of a run that was killed right after its first checkpoint, in `model`."""
-  if not (runs / "stopped").exists():
-    _stop_after_a_checkpoint(command, monkeypatch, MODEL_DIR=repr(str(runs / "stopped")))
-  return shutil.copytree(runs / "stopped", tmp_path / "model")
-
-
-def _kill_at(monkeypatch, step):
-  """The process ends when it asks for the batch of a step."""
-
-  def next_batch(stream, original=Stream.__next__):
-    if stream.step == step:
-      raise Killed
-    return original(stream)
-
-  monkeypatch.setattr(Stream, "__next__", next_batch)
 
 
 @pytest.mark.parametrize(
@@ -77,63 +30,15 @@ def _kill_at(monkeypatch, step):
 def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   step, reference, command, tmp_path, monkeypatch
 ):
-  with monkeypatch.context() as patch:
-    _kill_at(patch, step)
-    with pytest.raises(Killed):
-      main.main(command())
+  train_until(step, command(), monkeypatch)
   main.main(command())
   comparison = compare_runs(reference, tmp_path / "model")
   assert comparison.identical, comparison.verdict
   assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
 
 
-@pytest.fixture
-def killed_after_saving(runs, command, monkeypatch):
-  """The directory of a run that was killed when the whole of its second checkpoint was written."""
-
-  def save(model_dir, state, plan, original=checkpoints.save_checkpoint):
-    original(model_dir, state, plan)
-    if int(state.step) > CHECKPOINT_PERIOD:
-      raise Killed
-
-  directory = runs / "killed_after_saving"
-  if not directory.exists():
-    with monkeypatch.context() as patch:
-      patch.setattr(trainer, "save_checkpoint", save)
-      with pytest.raises(Killed):
-        main.main(command(MODEL_DIR=repr(str(directory))))
-  return directory
-
-
-@pytest.mark.parametrize(
-  "written_before_the_kill",
-  [
-    *(pytest.param(last, marks=pytest.mark.soak) for last in ("nothing", "plan")),
-    "state",
-    "everything but the marker",
-  ],
-)
-def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
-  written_before_the_kill, killed_after_saving, reference, command, tmp_path, capsys
-):
-  shutil.copytree(killed_after_saving, tmp_path / "model")
-  plan_only = ["data_plan.json"]
-  kept = {"nothing": [], "plan": plan_only, "state": [*plan_only, "state"]}.get(written_before_the_kill)
-  for path in list((tmp_path / "model" / f"checkpoint_{2 * CHECKPOINT_PERIOD}").iterdir()):
-    if path.name == checkpoints.COMMITTED or (kept is not None and path.name not in kept):
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-  capsys.readouterr()
-  main.main(command())
-  assert "checkpoint_6 was never finished" in capsys.readouterr().err
-  comparison = compare_runs(reference, tmp_path / "model")
-  assert comparison.identical, comparison.verdict
-  assert comparison.resumed_from == CHECKPOINT_PERIOD
-
-
 def test_a_process_that_is_killed_for_real_goes_on_where_it_was(reference, command, tmp_path):
-  program = [str(Path(sys.executable).with_name("anystep-train")), *command()[1:]]
-  environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))}
-  process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL)
+  process = subprocess.Popen(program(command()), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
   deadline = time.monotonic() + 120
   while len(_logged(tmp_path / "model")) <= 4:
     assert process.poll() is None, "it ended before it could be killed"
@@ -166,7 +71,7 @@ def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, stopped,
 def test_the_proof_fails_for_a_run_that_resumes_on_a_cache_with_one_token_changed(
   reference, command, own_cache, tmp_path, monkeypatch
 ):
-  _stop_after_a_checkpoint(command, monkeypatch, cache_dir=own_cache)
+  train_until(CHECKPOINT_PERIOD, command(cache_dir=own_cache), monkeypatch)
   before = open_cache(own_cache, tiny_tasks.NAME, "train").manifest_sha256
   for index in range(300):
     _change_a_token(own_cache, index)
@@ -180,13 +85,6 @@ def test_the_proof_fails_for_a_run_that_resumes_on_a_cache_with_one_token_change
   comparison = compare_runs(reference, tmp_path / "model")
   assert not comparison.identical
   assert comparison.identical_batches < TOTAL_STEPS
-
-
-def _stop_after_a_checkpoint(command, monkeypatch, **arguments):
-  with monkeypatch.context() as patch:
-    _kill_at(patch, CHECKPOINT_PERIOD)
-    with pytest.raises(Killed):
-      main.main(command(**arguments))
 
 
 def _change_a_token(cache_dir, index):
@@ -213,95 +111,10 @@ def _change_a_token(cache_dir, index):
 
 
 def _forge_plan(model_dir, before, after):
-  directory = checkpoints.checkpoint_directory(model_dir, CHECKPOINT_PERIOD)
+  directory = checkpoint_directory(model_dir, CHECKPOINT_PERIOD)
   plan = directory / "data_plan.json"
   plan.write_text(plan.read_text().replace(before, after))
-  integrity = json.loads((directory / "integrity.json").read_text())
-  integrity["files"]["data_plan.json"] = checkpoints._fingerprint(plan)
-  (directory / "integrity.json").write_text(json.dumps(integrity))
-  (directory / checkpoints.COMMITTED).write_text(checkpoints._sha256(json.dumps(integrity)))
-
-
-@pytest.mark.parametrize(
-  ("bindings", "field"),
-  [
-    ({"BATCH_SIZE": 16}, "segments"),
-    ({"RANDOM_SEED": 1}, "seed"),
-    ({"TASK_FEATURE_LENGTHS": "{'inputs': 20, 'targets': 12}"}, "feature_lengths"),
-    ({"datasets.DatasetConfig.epoch_policy": "'same'"}, "epoch_policy"),
-  ],
-)
-def test_resuming_under_another_configuration_is_refused(bindings, field, stopped, command):
-  with pytest.raises(AnystepError) as refused:
-    main.main(command(**bindings))
-  assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
-  assert refused.value.fields["field"] == field
-  assert refused.value.fields["expected"] != refused.value.fields["got"]
-
-
-def test_resuming_another_model_is_refused_with_the_leaf_that_differs(stopped, command):
-  with pytest.raises(AnystepError) as refused:
-    main.main(command(**{"network.T5Config.mlp_dim": 32}))
-  assert (refused.value.code, refused.value.kind) == (76, "checkpoint_tree")
-  assert "mlp" in refused.value.fields["leaf"]
-
-
-def test_checkpoints_that_cannot_be_read_never_mean_step_0(trained, command, capsys):
-  (trained / "checkpoint_7" / "integrity.json").write_text("{")
-  capsys.readouterr()
-  main.main(command())
-  captured = capsys.readouterr()
-  assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_integrity" in captured.err
-  assert "resumed from checkpoint_6" in captured.out
-  for step in (3, 6, 7):
-    (trained / f"checkpoint_{step}" / "state" / "manifest.ocdbt").unlink()
-  with pytest.raises(AnystepError) as refused:
-    main.main(command())
-  assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
-
-
-@pytest.mark.parametrize("damage", ["a bit of an array", "a byte cut off", "a file lost"])
-def test_a_damaged_checkpoint_means_the_one_before(damage, reference, trained, command, capsys):
-  state = trained / "checkpoint_7" / "state"
-  data = max((path for path in state.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-  content = bytearray(data.read_bytes())
-  content[len(content) // 2] ^= 1
-  data.write_bytes(content[:-1] if damage == "a byte cut off" else content)
-  if damage == "a file lost":
-    data.unlink()
-  capsys.readouterr()
-  main.main(command())
-  captured = capsys.readouterr()
-  assert "checkpoint_7 cannot be read: ERROR code=65 kind=checkpoint_file" in captured.err
-  assert "resumed from checkpoint_6" in captured.out
-  assert compare_runs(reference, trained).identical
-  # What could not be read is kept for whoever wants to look at it.
-  assert len(list(trained.glob("unreadable_checkpoint_7_*"))) == 1
-
-
-@pytest.mark.parametrize("foreign", [["checkpoint"], ["state", "commit_success.txt"], ["integrity.json"]])
-def test_another_programs_checkpoints_are_neither_ignored_nor_removed(foreign, command, tmp_path):
-  folder = tmp_path / "model" / "checkpoint_3"
-  folder.mkdir(parents=True)
-  for name in foreign:
-    (folder / name).write_text("not ours")
-  with pytest.raises(AnystepError) as refused:
-    main.main(command())
-  assert (refused.value.code, refused.value.kind) == (65, "checkpoints_unreadable")
-  assert sorted(path.name for path in folder.iterdir()) == sorted(foreign)
-
-
-def test_a_configuration_that_changed_is_said_and_kept(command, tmp_path, capsys):
-  main.main(command(TRAIN_STEPS=3))
-  assert "DROPOUT_RATE = 0.1" in (tmp_path / "model" / "config.gin").read_text()
-  capsys.readouterr()
-  main.main(command(TRAIN_STEPS=3, DROPOUT_RATE=0.5))
-  said = [line for line in capsys.readouterr().err.splitlines() if "configuration changed" in line]
-  assert said == [
-    "the configuration changed: - DROPOUT_RATE = 0.1",
-    "the configuration changed: + DROPOUT_RATE = 0.5",
-  ]
-  assert "DROPOUT_RATE = 0.5" in (tmp_path / "model" / "config.gin").read_text()
+  sign(directory)
 
 
 def test_fewer_steps_than_were_trained_are_refused(trained, command):
@@ -317,11 +130,6 @@ def test_a_finished_run_is_only_evaluated_again(command):
   assert first == again
   assert first["examples"] == 21
   assert 0 <= first["edit_similarity"] <= 1
-
-
-def test_only_the_newest_checkpoints_are_kept_where_that_is_asked(command, tmp_path):
-  main.main(command(CHECKPOINTS_KEPT=2))
-  assert checkpoints.checkpoint_steps(tmp_path / "model") == [6, 7]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(command):
@@ -408,12 +216,12 @@ def test_a_run_killed_again_and_again_at_any_moment_is_the_undisturbed_one(attem
   """Kills come after random times, from before the first step to the last checkpoint."""
   arguments = {"TRAIN_STEPS": 60, "CHECKPOINT_PERIOD": 5}
   main.main(command("reference", **arguments))
-  program = [str(Path(sys.executable).with_name("anystep-train")), *command(**arguments)[1:]]
-  environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))}
   moments = random.SystemRandom()
   kills = []
   while True:
-    process = subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+      program(command(**arguments)), env=ENVIRONMENT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
       assert process.wait(timeout=moments.uniform(8, 20)) == 0
       break
