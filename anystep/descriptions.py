@@ -11,6 +11,7 @@ import inspect
 import math
 import os
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -103,7 +104,7 @@ def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict
     "function": _qualified_name(inner),
     "captured": layers,
     "defaults": again([inner.__defaults__, inner.__kwdefaults__]),
-    "source": _source(inner),
+    "source": function_source(inner),
   }
   bound = _bound_by_gin(function)
   return {**described, "gin": bound} if bound else described
@@ -130,7 +131,7 @@ def _parsed(file: str) -> ast.Module | None:
     return None
 
 
-def _source(function: types.FunctionType) -> str:
+def function_source(function: types.FunctionType) -> str:
   """The source as `ast.unparse` gives it without docstrings; the bytecode's sha256 where there is none."""
   code = function.__code__
   tree = _parsed(inspect.getsourcefile(function) or "")
@@ -147,6 +148,14 @@ def _source(function: types.FunctionType) -> str:
   if not nodes:
     return "bytecode:" + _sha256(repr(_code_parts(code)).encode())
   return ast.unparse(_without_docstrings(nodes[0]))
+
+
+def class_source(kind: type) -> str:
+  """The source of a class as `ast.unparse` gives it without docstrings; nothing where there is none."""
+  try:
+    return ast.unparse(_without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(kind)))))
+  except (OSError, TypeError, SyntaxError):
+    return ""
 
 
 def _code_parts(code: types.CodeType) -> list[Any]:

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from anystep.descriptions import describe
+from anystep.descriptions import class_source, describe, function_source
 from anystep.manifest import canonical_json
 
 _LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools", "builtins", "ml_dtypes")
@@ -224,10 +224,7 @@ def _class_name(kind: type) -> str:
 
 
 def _source_hash(value: Any) -> str:
-  try:
-    source = inspect.getsource(value)
-  except (OSError, TypeError):
-    source = repr(getattr(getattr(value, "__code__", None), "co_code", b""))
+  source = function_source(value) if isinstance(value, types.FunctionType) else class_source(value)
   return f"source {hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
