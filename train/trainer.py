@@ -268,16 +268,17 @@ class PreparedRun:
         termination.defer()
         # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
         reporter.report_before(step, batch, metrics)
-        done, asked_to_stop = step + 1, termination.requested
-        if done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps or asked_to_stop:
+        done = step + 1
+        period_ends = done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps
+        if period_ends or termination.requested:
           # The log must say all that a checkpoint contains before the checkpoint counts.
           reporter.flush()
           save_checkpoint(
             trainer.model_dir, state, data=data.state, run=self.run_name, trained_with=trained_with
           )
           remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
-        if asked_to_stop:
-          raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
+          if termination.requested:
+            raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
     termination.resume()
     if self.evaluation is None:
       return {}
