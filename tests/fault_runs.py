@@ -1,7 +1,7 @@
-"""The cache job, run in processes of its own in which the k-th file operation is the last, or fails.
+"""Programs run in processes of their own in which a file operation is the last, fails, or is held.
 
-Importing what the job needs takes many seconds. So a program that has imported it, and has run none of it,
-forks a process for each run.
+Importing what a program needs takes many seconds. So a program that has imported it, and has run none of it,
+forks a process for each run. What the programs are stands in `fault_cases`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import importlib
 import io
 import os
 import pathlib
 import pickle
+import re
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Client, Listener
 from typing import Any
 
@@ -29,38 +33,50 @@ BEFORE, MIDWAY, AFTER = "before", "midway", "after"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-  """What happens at a file operation below the cache's root.
+  """What happens at a file operation below the root.
 
   Attributes:
-    at: the operation's number, from 0.
+    at: the operation's number, from 0; or, where one run's numbers are not another's, which it is of those
+      whose kind and path match.
+    kind: matches the operation's kind, `path` its path below the root; regular expressions.
     when: before it, after it, or midway in it, where half of what is written has been.
-    errno: of the error that it raises in place of being done; None to be killed.
+    errno: of the error that it raises in place of being done; None to send a signal.
+    signal_number: of the signal that the process sends itself.
+    after_seconds: how long after the operation the signal comes, as out of Python's sight.
     lasting: whether all operations that need room fail from then on, as on a full disk.
+    hold: a file that is made instead; the operation is done once somebody has removed it.
   """
 
-  at: int
+  at: int = 0
+  kind: str = ""
+  path: str = ""
   when: str = BEFORE
   errno: int | None = None
+  signal_number: int = signal.SIGKILL
+  after_seconds: float = 0
   lasting: bool = False
+  hold: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """A run of the program.
+  """A run of a program.
 
   Attributes:
-    root: the caches'.
-    flags: of the program.
-    log: the file that gets the names of preprocessed examples.
+    program: the module whose `run` it is.
+    arguments: of its command line.
+    root: the folder below which its operations are seen.
+    environment: what it finds there besides what everyone does.
     fault: what disturbs it.
     file_bytes: no file may grow larger, as `ulimit -f` says it.
-    copies: a folder that gets a copy of the caches as they are before each operation, under its number: what
+    copies: a folder that gets a copy of the root as it is before each operation, under its number: what
       would be found had the program been killed there. What it had not yet written is not in them either.
   """
 
+  program: str
+  arguments: Sequence[str]
   root: pathlib.Path
-  flags: Sequence[str]
-  log: pathlib.Path
+  environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fault: Fault | None = None
   file_bytes: int | None = None
   copies: pathlib.Path | None = None
@@ -74,15 +90,17 @@ class Ended:
     status: as `Popen.returncode` has it.
     operations: kinds and paths, in order, of the run's file operations; none of one that was killed.
     stderr: what it said.
+    struck: kind and path of the operation at which its fault struck; None where it never did.
   """
 
   status: int
   operations: Sequence[tuple[str, str]]
   stderr: str
+  struck: tuple[str, str] | None
 
 
 class Zygote:
-  """Runs the job in processes that begin where all imports are done; for several threads."""
+  """Runs programs in processes that begin where all imports are done; for several threads."""
 
   def __init__(self, address: str):
     self._address = address
@@ -100,12 +118,13 @@ class Zygote:
 
 
 @contextlib.contextmanager
-def zygote() -> Iterator[Zygote]:
-  """Starts the program that forks."""
+def zygote(*modules: str) -> Iterator[Zygote]:
+  """Starts the program that imports these modules and forks."""
   with tempfile.TemporaryDirectory(prefix="anystep-faults-") as folder:
     address = os.path.join(folder, "socket")
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    program = [sys.executable, "-c", "import fault_runs, sys; fault_runs.serve(sys.argv[1])", address]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    code = "import fault_runs, sys; fault_runs.serve(*sys.argv[1:])"
+    program = [sys.executable, "-c", code, address, *modules]
     with subprocess.Popen(program, cwd=TESTS, env=environment, stdout=subprocess.PIPE) as process:
       try:
         assert process.stdout is not None
@@ -115,12 +134,10 @@ def zygote() -> Iterator[Zygote]:
         process.kill()
 
 
-def serve(address: str) -> None:
-  """Imports all that the job does, and from then on runs what comes; never returns."""
-  import anystep.cache_job.index_only
-  import anystep.cache_job.job
-  import anystep.cache_job.task_work  # noqa: F401
-
+def serve(address: str, *modules: str) -> None:
+  """Imports the modules, and from then on runs what comes; never returns."""
+  for module in modules:
+    importlib.import_module(module)
   signal.signal(signal.SIGCHLD, signal.SIG_IGN)
   with Listener(address) as listener:
     print("ready", flush=True)
@@ -135,39 +152,53 @@ def serve(address: str) -> None:
 def _run_in_child(runs: Sequence[Run]) -> list[Ended]:
   """Forks once more: somebody has to see how the runs ended."""
   with tempfile.TemporaryDirectory() as folder:
-    files = [pathlib.Path(folder, f"{place}.stderr") for place in range(len(runs))]
+    own = [pathlib.Path(folder, str(place)) for place in range(len(runs))]
     results = pathlib.Path(folder, "results")
     pid = os.fork()
     if pid == 0:
-      results.write_bytes(pickle.dumps([_run(run, file) for run, file in zip(runs, files, strict=True)]))
+      ended = [_run(run, stem) for run, stem in zip(runs, own, strict=True)]
+      results.write_bytes(pickle.dumps(ended))
       os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     ended = pickle.loads(results.read_bytes()) if status == 0 else [(status, [])] * len(runs)
     return [
-      Ended(status=status, operations=operations, stderr=file.read_text() if file.exists() else "")
-      for (status, operations), file in zip(ended, files, strict=True)
+      Ended(status=status, operations=operations, stderr=_text(stem, "stderr"), struck=_struck(stem))
+      for (status, operations), stem in zip(ended, own, strict=True)
     ]
 
 
-def _run(run: Run, stderr: pathlib.Path) -> tuple[int, list[tuple[str, str]]]:
-  """Runs the program in this process; returns its status and its file operations."""
-  from anystep.cache_job import main
+def _text(stem: pathlib.Path, suffix: str) -> str:
+  path = stem.with_suffix(f".{suffix}")
+  return path.read_text(errors="replace") if path.exists() else ""
 
-  seam = Seam(str(run.root), run.fault, run.copies)
-  sys.argv = ["anystep-cache", f"--output_cache_dir={run.root}", *run.flags]
-  os.environ["SMALL_TASKS_LOG"] = str(run.log)
+
+def _struck(stem: pathlib.Path) -> tuple[str, str] | None:
+  kind, _, path = _text(stem, "struck").partition(" ")
+  return (kind, path) if kind else None
+
+
+def _run(run: Run, stem: pathlib.Path) -> tuple[int, list[tuple[str, str]]]:
+  """Runs the program in this process; returns its status and its file operations."""
+  program = importlib.import_module(run.program)
+  seam = Seam(str(run.root), run.fault, run.copies, struck=stem.with_suffix(".struck"))
+  sys.argv = [run.program, *run.arguments]
+  os.environ.update(run.environment)
   sys.stderr.flush()
   for descriptor in (1, 2):
-    with open(stderr if descriptor == 2 else os.devnull, "wb") as file:
+    with open(stem.with_suffix(".stderr") if descriptor == 2 else os.devnull, "wb") as file:
       os.dup2(file.fileno(), descriptor)
   if run.file_bytes is not None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_bytes, resource.RLIM_INFINITY))
   status = 0
   try:
     with seam.installed():
-      main.run()
+      program.run()
   except SystemExit as error:
     status = int(error.code or 0)
+  except BaseException:
+    # As Python itself would end with it.
+    status = 1
+    traceback.print_exc()
   finally:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -178,10 +209,21 @@ def _run(run: Run, stderr: pathlib.Path) -> tuple[int, list[tuple[str, str]]]:
 class Seam:
   """Sees every operation that changes files below a root, of Python's and of ArrayRecord's writer."""
 
-  def __init__(self, root: str, fault: Fault | None = None, copies: pathlib.Path | None = None):
+  def __init__(
+    self,
+    root: str,
+    fault: Fault | None = None,
+    copies: pathlib.Path | None = None,
+    *,
+    struck: pathlib.Path | None = None,
+  ):
     self._root = root
     self._fault = fault
     self._copies = copies
+    # The file that says at which operation the fault has struck.
+    self._struck = struck
+    self._matching = 0
+    self._is_over = False
     self.operations: list[tuple[str, str]] = []
 
   @contextlib.contextmanager
@@ -223,32 +265,57 @@ class Seam:
     if self._copies is not None and os.path.exists(self._root):
       # A process of its own, for this one's functions are those that are wrapped.
       subprocess.run(["cp", "-a", self._root, self._copies / str(number)], check=True)
-    self.operations.append((kind, path[len(self._root) + 1 :]))
+    name = path[len(self._root) + 1 :]
+    self.operations.append((kind, name))
     fault = self._fault
-    if fault is None or number < fault.at:
+    if fault is None:
       return do()
-    if number > fault.at:
-      needs_room = kind in ("write", "create", "mkdir", "fsync")
-      if fault.lasting and needs_room:
-        self._strike(path)
+    if self._is_over:
+      if fault.lasting and kind in ("write", "create", "mkdir", "fsync"):
+        self._raise(path)
       return do()
+    if not (re.search(fault.kind, kind) and re.search(fault.path, name)):
+      return do()
+    self._matching += 1
+    if self._matching <= fault.at:
+      return do()
+    self._is_over = True
+    if self._struck is not None:
+      self._struck.write_text(f"{kind} {name}")
     if fault.when == MIDWAY and half is not None:
       half()
     if fault.when == AFTER:
       # An operation may fail, as removing what is not there.
       with contextlib.suppress(OSError):
-        do()
-    self._strike(path)
+        done = do()
+        return self._strike(path, lambda: done)
+    return self._strike(path, do)
 
   def _is_below(self, path: str) -> bool:
     return path == self._root or path.startswith(f"{self._root}/")
 
-  def _strike(self, path: str) -> None:
-    assert self._fault is not None
-    if self._fault.errno is None:
-      os.kill(os.getpid(), signal.SIGKILL)
+  def _strike(self, path: str, do: Callable[[], Any]) -> Any:
+    fault = self._fault
+    assert fault is not None
+    if fault.errno is not None:
+      self._raise(path)
+    if fault.hold is not None:
+      fault.hold.touch()
+      while fault.hold.exists():
+        time.sleep(0.005)
+      return do()
+    if fault.after_seconds:
+      threading.Timer(fault.after_seconds, os.kill, (os.getpid(), fault.signal_number)).start()
+      return do()
+    os.kill(os.getpid(), fault.signal_number)
+    if fault.signal_number == signal.SIGKILL:
       time.sleep(60)
-    raise OSError(self._fault.errno, os.strerror(self._fault.errno or 0), path)
+    return do()
+
+  def _raise(self, path: str) -> None:
+    assert self._fault is not None
+    assert self._fault.errno is not None
+    raise OSError(self._fault.errno, os.strerror(self._fault.errno), path)
 
   def _wrapped(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -287,7 +354,7 @@ class _SeenFile:
       "write",
       self._path,
       lambda: self._write(content),
-      lambda: self._write(bytes(content)[: len(bytes(content)) // 2]),
+      lambda: self._write(content[: len(content) // 2]),
     )
 
   def _write(self, content: Any) -> Any:

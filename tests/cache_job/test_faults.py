@@ -1,11 +1,10 @@
 """The job is killed, or its disk fails, at any of its file operations; the same command then finishes it."""
 
-import collections
 import dataclasses
 import errno
 import json
+import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import seqio
 import small_tasks  # noqa: F401
+from fault_cases import CACHE_JOB
 from fault_runs import AFTER, MIDWAY, TESTS, Fault, Run, zygote
 from job_runs import digests_of
 
@@ -85,6 +85,17 @@ class Scenario:
     assert folders(root) == folders(self.end)
 
 
+def job_run(root, flags, log, **disturbed):
+  """A run of the job; the log gets the names of preprocessed examples."""
+  return Run(
+    program="anystep.cache_job.main",
+    arguments=(f"--output_cache_dir={root}", *flags),
+    root=root,
+    environment={"SMALL_TASKS_LOG": str(log)},
+    **disturbed,
+  )
+
+
 def one_of(values):
   (value,) = values
   return value
@@ -100,7 +111,7 @@ def folders(root):
 
 @pytest.fixture(scope="module")
 def jobs():
-  with zygote() as started:
+  with zygote(*CACHE_JOB) as started:
     yield started
 
 
@@ -115,12 +126,12 @@ def scenarios(jobs, tmp_path_factory):
     (folder / name).mkdir()
   (made, _) = ended = jobs.run_all(
     [
-      Run(root=fresh, flags=FLAGS, log=log, copies=folder / "fresh_copies"),
-      Run(root=old, flags=OLD, log=log),
+      job_run(fresh, FLAGS, log, copies=folder / "fresh_copies"),
+      job_run(old, OLD, log),
     ]
   )
   shutil.copytree(old, replaced)
-  remade = jobs.run(Run(root=replaced, flags=overwriting, log=log, copies=folder / "replaced_copies"))
+  remade = jobs.run(job_run(replaced, overwriting, log, copies=folder / "replaced_copies"))
   assert [one.status for one in (*ended, remade)] == [0, 0, 0], remade.stderr
   return {
     "a first cache": Scenario(
@@ -195,11 +206,12 @@ def assert_goes_on(jobs, scenario, roots):
       assert num_finished_shards(root) == 2 * len(SIZES), "the old cache is gone before the new one is built"
     is_done = found == "new" and "--overwrite" not in scenario.flags
     expected.append([] if is_done else unfinished_examples(root))
-  runs = [Run(root=root, flags=scenario.flags, log=root.with_name(f"{root.name}.log")) for root in roots]
-  for run, ended, examples in zip(runs, in_two_processes(jobs, runs), expected, strict=True):
+  logs = [root.with_name(f"{root.name}.log") for root in roots]
+  runs = [job_run(root, scenario.flags, log) for root, log in zip(roots, logs, strict=True)]
+  for run, ended, log, examples in zip(runs, in_two_processes(jobs, runs), logs, expected, strict=True):
     assert (ended.status, run.root) == (0, run.root), ended.stderr
     scenario.assert_finished(run.root)
-    assert preprocessed(run.log) == examples
+    assert preprocessed(log) == examples
 
 
 def in_two_processes(jobs, runs):
@@ -214,8 +226,9 @@ def kill(jobs, scenario, faults, folder):
   def run(place):
     root = scenario.begin(folder / f"killed{place}")
     log = folder / f"killed{place}.first.log"
-    ended = jobs.run(Run(root=root, flags=scenario.flags, log=log, fault=faults[place]))
+    ended = jobs.run(job_run(root, scenario.flags, log, fault=faults[place]))
     assert ended.status == -signal.SIGKILL, (faults[place], ended)
+    assert ended.struck, faults[place]
     root.mkdir(exist_ok=True)
     if scenario.readable(root) != "new":
       in_flight = {
@@ -291,12 +304,11 @@ def assert_says(ended, kind, where):
 def assert_survives(jobs, scenario, faults, folder, kind):
   roots = [scenario.begin(folder / str(place)) for place in range(len(faults))]
   runs = [
-    Run(root=root, flags=scenario.flags, log=root.with_name(f"{root.name}.first.log"), **fault)
+    job_run(root, scenario.flags, root.with_name(f"{root.name}.first.log"), **fault)
     for root, fault in zip(roots, faults, strict=True)
   ]
   for run, ended in zip(runs, in_two_processes(jobs, runs), strict=True):
-    where = run.fault and ended.operations[run.fault.at]
-    assert_says(ended, kind, where)
+    assert_says(ended, kind, ended.struck)
     if run.fault is not None:
       assert_is_not_left(run, ended)
     run.root.mkdir(exist_ok=True)
@@ -305,7 +317,8 @@ def assert_survives(jobs, scenario, faults, folder, kind):
 
 def assert_is_not_left(run, ended):
   """A file that could not be written whole takes no room."""
-  kind, name = ended.operations[run.fault.at]
+  assert ended.struck == ended.operations[run.fault.at]
+  kind, name = ended.struck
   if kind in ("create", "write") and not name.endswith(LOCK):
     assert not (run.root / name).exists()
 
@@ -365,13 +378,32 @@ def twice(at_a_time, function, *args):
     list(pool.map(call, range(2)))
 
 
+# By system calls: paths below the task's folder, of which the first such call that is about one of them kills.
+# TRAIN stands for the folder where the split is built, `*` for the name of an attempt.
 STRACED = {
-  "rename": ("rename", "renameat", "renameat2"),
-  "fsync": ("fsync", "fdatasync"),
-  "write": ("write", "pwrite64", "writev"),
-  "unlink": ("unlink", "unlinkat", "rmdir"),
+  "rename,renameat,renameat2": [
+    "TRAIN/spill-00000.json",
+    "TRAIN/final-00001.json",
+    "train.array_record-00001-of-00002",
+    "manifest.validation.json",
+    "COMPLETED",
+  ],
+  "fsync,fdatasync": ["TRAIN/spill-00001.*", "TRAIN/train.array_record-00000-of-00002.*", "COMPLETED.*"],
+  "write,pwrite64,writev": [
+    "TRAIN/spill-00000.*",
+    "TRAIN/train.array_record-00000-of-00002.*",
+    "TRAIN/train.array_record-00001-of-00002.*",
+    "COMPLETED.*",
+  ],
+  "unlink,unlinkat,rmdir": ["COMPLETED", "TRAIN", ".building"],
 }
-STRACED_LINE = re.compile(r"(?P<thread>\d+) +(?P<call>\w+)\(")
+# Attempts at files have numbers in place of random names, for strace knows no patterns.
+NUMBERED_ATTEMPTS = """
+import itertools, uuid
+_numbers = itertools.count()
+uuid.uuid4 = lambda: uuid.UUID(int=next(_numbers) << 80)
+"""
+ATTEMPTS = 100
 
 
 @pytest.mark.soak
@@ -379,37 +411,32 @@ STRACED_LINE = re.compile(r"(?P<thread>\d+) +(?P<call>\w+)\(")
 def test_the_program_that_the_kernel_kills_at_a_system_call_is_finished(jobs, scenarios, tmp_path, capsys):
   """`anystep-cache` as users run it; writes are those of ArrayRecord's own writer too."""
   scenario = scenarios["a first cache"]
-  calls = system_calls(scenario, tmp_path)
-  for kind, names in STRACED.items():
-    # Strace counts the calls of each thread.
-    counts = sorted({count for name, count, is_below in calls if name in names and is_below})
+  (tmp_path / "site").mkdir()
+  (tmp_path / "site" / "sitecustomize.py").write_text(NUMBERED_ATTEMPTS)
+  building = next(scenario.copies.glob("*/small/inner/.building/train-*")).name
+  for names, paths in STRACED.items():
     roots = []
-    for count in evenly(counts, 6):
-      roots.append(tmp_path / f"{kind}{count}")
-      injection = f"inject={','.join(names)}:signal=SIGKILL:when={count}"
-      assert straced(scenario, roots[-1], f"trace={','.join(names)}", injection) == -signal.SIGKILL
-      roots[-1].mkdir(exist_ok=True)
-    begun = sum(1 for root in roots if folders(root))
+    for number, path in enumerate(paths):
+      root = tmp_path / f"{names.partition(',')[0]}{number}"
+      where = root / "small" / "inner" / path.replace("TRAIN", f".building/{building}")
+      status, trace = kill_at_call(scenario, root, names.split(","), str(where), tmp_path / "site")
+      assert status == -signal.SIGKILL, (names, path)
+      # The call that killed it is about the path, and never returned.
+      assert [line for line in trace if str(where).rstrip("*") in line and "= ?" in line], (names, path)
+      roots.append(root)
     assert_goes_on(jobs, scenario, roots)
-    say(capsys, f"{len(roots)} of {len(roots)} kills at a {kind}, {begun} of them after the first file")
+    say(capsys, f"{len(roots)} of {len(roots)} kills at {names} of {', '.join(paths)}")
 
 
-def system_calls(scenario, folder):
-  """`(name, which of its kind in its thread, whether it is about the caches)` of an undisturbed run."""
-  root, counts, calls = folder / "traced", collections.Counter(), []
-  kind_of = {name: kind for kind, names in STRACED.items() for name in names}
-  assert straced(scenario, root, f"trace={','.join(kind_of)}") == 0
-  for line in root.with_name("traced.strace").read_text(errors="replace").splitlines():
-    if found := STRACED_LINE.match(line):
-      key = found["thread"], kind_of[found["call"]]
-      counts[key] += 1
-      calls.append((found["call"], counts[key], str(root) in line))
-  return calls
-
-
-def straced(scenario, root, *expressions):
-  """Runs the program under strace; returns its status."""
-  options = [part for expression in expressions for part in ("-e", expression)]
-  trace = ["strace", "-f", "-y", "-o", root.with_name(f"{root.name}.strace"), *options]
-  command = [*trace, PROGRAM, f"--output_cache_dir={root}", *scenario.flags]
-  return subprocess.run(command, cwd=TESTS, capture_output=True).returncode
+def kill_at_call(scenario, root, names, path, site):
+  """Runs the program under strace; returns its status and the lines that strace wrote."""
+  paths = [path.replace("*", f"{number:012x}") for number in range(ATTEMPTS)] if "*" in path else [path]
+  trace = root.with_name(f"{root.name}.strace")
+  expressions = ["-e", f"trace={','.join(names)}", "-e", f"inject={','.join(names)}:signal=SIGKILL:when=1"]
+  seen = [part for path in paths for part in ("-P", path)]
+  command = ["strace", "-f", "-y", "-o", trace, *seen, *expressions, PROGRAM, f"--output_cache_dir={root}"]
+  environment = os.environ | {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+  }
+  done = subprocess.run([*command, *scenario.flags], cwd=TESTS, env=environment, capture_output=True)
+  return done.returncode, trace.read_text(errors="replace").splitlines()
