@@ -62,7 +62,7 @@ class Case:
     committed: matches the file that a result counts from.
     interrupted: by signal, how it may end with one.
     disk_failed: kinds of the error that a disk that fails ends it with.
-    leaves_attempts: whether what it leaves of a disk that failed may be unfinished, as a folder of its own is.
+    leaves_attempts: whether unfinished files may be left where a disk failed, as in a folder of its own.
     every: in the soak, one operation of so many is disturbed.
   """
 

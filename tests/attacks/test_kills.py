@@ -1,7 +1,7 @@
-"""Every program that leaves files is finished by the same command after a kill, an interrupt or a full disk.
+"""After a kill, an interrupt or a full disk the same command finishes every program that leaves files.
 
-The programs are the rows of `fault_cases.CASES`. A sample of the operations runs always; `pytest -m soak -s` on
-this file disturbs all of them.
+The programs are the rows of `fault_cases.CASES`. A sample of the operations runs always; `pytest -m soak -s`
+on this file disturbs all of them.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Undisturbed:
   operations: Sequence[tuple[str, str]]
 
   def places(self, kinds=(), *, wanted=None):
-    """Numbers of operations of these kinds, or of all; the wanted number of them, or as many as the soak takes."""
+    """Numbers of operations of these kinds, or of all: so many as wanted, or as the soak takes."""
     places = [k for k, (kind, _) in enumerate(self.operations) if not kinds or kind in kinds]
     if wanted is None:
       return places[:: self.case.every]
