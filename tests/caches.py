@@ -287,7 +287,9 @@ def manifest_as_is_of(
     "seed": 0,
     "num_examples": sum(shard_sizes),
     "num_shards": len(shard_sizes),
-    "container_options": containers.container_options(container, block_records),
+    "container_options": ""
+    if container == containers.PARQUET
+    else containers.container_options(container, block_records),
     "record_files": [FileEntry.of(name, size, b"") for name, size in shards],
     "lengths_files": [],
     "offsets_files": offsets_entries(split, container, shard_sizes),

@@ -379,14 +379,15 @@ def twice(at_a_time, function, *args):
 
 
 # By system calls: paths below the task's folder; the first such call about the path kills the program.
-# TRAIN stands for the folder where the split is built, `*` for the name of an attempt.
+# Of a rename strace sees the name before. TRAIN stands for the folder where the split is built, `*` for the
+# name of an attempt.
 STRACED = {
   "rename,renameat,renameat2": [
-    "TRAIN/spill-00000.json",
-    "TRAIN/final-00001.json",
-    "train.array_record-00001-of-00002",
-    "manifest.validation.json",
-    "COMPLETED",
+    "TRAIN/spill-00000.json.*",
+    "TRAIN/final-00001.json.*",
+    "TRAIN/train.array_record-00001-of-00002.*",
+    "manifest.validation.json.*",
+    "COMPLETED.*",
   ],
   "fsync,fdatasync": ["TRAIN/spill-00001.*", "TRAIN/train.array_record-00000-of-00002.*", "COMPLETED.*"],
   "write,pwrite64,writev": [

@@ -2,15 +2,11 @@
 
 import hashlib
 import json
-import random
-import signal
-import subprocess
-import time
 
 import numpy as np
 import pytest
 import tiny_tasks
-from train_runs import CHECKPOINT_PERIOD, ENVIRONMENT, TOTAL_STEPS, program, sign, train_until
+from train_runs import CHECKPOINT_PERIOD, TOTAL_STEPS, sign, train_until
 
 from anystep import containers
 from anystep.cache import open_cache
@@ -21,7 +17,6 @@ from anystep.stream import Stream
 from anystep.train import main
 from anystep.train.checkpoints import checkpoint_directory
 from anystep.train.run_comparison import compare_runs
-from anystep.train.step_log import read_step_log
 
 
 @pytest.mark.parametrize(
@@ -35,24 +30,6 @@ def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   comparison = compare_runs(reference, tmp_path / "model")
   assert comparison.identical, comparison.verdict
   assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
-
-
-def test_a_process_that_is_killed_for_real_goes_on_where_it_was(reference, command, tmp_path):
-  process = subprocess.Popen(program(command()), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-  deadline = time.monotonic() + 120
-  while len(_logged(tmp_path / "model")) <= 4:
-    assert process.poll() is None, "it ended before it could be killed"
-    assert time.monotonic() < deadline
-    time.sleep(0.002)
-  process.send_signal(signal.SIGKILL)
-  process.wait()
-  main.main(command())
-  comparison = compare_runs(reference, tmp_path / "model")
-  assert comparison.identical, comparison.verdict
-
-
-def _logged(model_dir):
-  return [record for start in read_step_log(model_dir) for record in start] if model_dir.exists() else []
 
 
 def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, stopped, command, monkeypatch):
@@ -208,27 +185,3 @@ def _flip(path, place):
   content = bytearray(path.read_bytes())
   content[place] ^= 1
   path.write_bytes(content)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("attempt", range(10))
-def test_a_run_killed_again_and_again_at_any_moment_is_the_undisturbed_one(attempt, command, tmp_path):
-  """Kills come after random times, from before the first step to the last checkpoint."""
-  arguments = {"TRAIN_STEPS": 60, "CHECKPOINT_PERIOD": 5}
-  main.main(command("reference", **arguments))
-  moments = random.SystemRandom()
-  kills = []
-  while True:
-    process = subprocess.Popen(
-      program(command(**arguments)), env=ENVIRONMENT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    try:
-      assert process.wait(timeout=moments.uniform(8, 20)) == 0
-      break
-    except subprocess.TimeoutExpired:
-      process.kill()
-      process.wait()
-      kills.append(len(_logged(tmp_path / "model")))
-  comparison = compare_runs(tmp_path / "reference", tmp_path / "model")
-  assert comparison.identical, (kills, comparison.verdict)
-  print(f"killed {len(kills)} times, with {kills} steps logged: {comparison.verdict}")
