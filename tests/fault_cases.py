@@ -60,6 +60,8 @@ class Case:
     assert_same: asserts that a root is what an undisturbed run left in another.
     environment: what the program finds there besides what everyone does.
     committed: matches the file that a result counts from.
+    is_complete: whether a second one may find that nothing is left to do, though the first has not ended.
+    locked: matches the file of the lock that keeps a second one out; None where two may run.
     interrupted: by signal, how it may end with one.
     disk_failed: kinds of the error that a disk that fails ends it with.
     leaves_attempts: whether unfinished files may be left where a disk failed, as in a folder of its own.
@@ -73,6 +75,8 @@ class Case:
   assert_same: Callable[[pathlib.Path, pathlib.Path], None] = same_files
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
   committed: str
+  locked: str | None = None
+  is_complete: Callable[[pathlib.Path], bool] = lambda root: False
   interrupted: Mapping[int, Collection[int]] = dataclasses.field(
     default_factory=lambda: {signal.SIGINT: {130}, signal.SIGTERM: {-signal.SIGTERM}}
   )
@@ -101,6 +105,8 @@ def cache_job(folder: pathlib.Path) -> Case:
     imports=CACHE_JOB,
     arguments=lambda root: (f"--output_cache_dir={root}", *flags),
     committed="COMPLETED",
+    is_complete=lambda root: (root / "small" / "inner" / "COMPLETED").exists(),
+    locked=r"\.lock\Z",
     leaves_attempts=True,
   )
 
@@ -135,6 +141,7 @@ def training(folder: pathlib.Path) -> Case:
     arguments=arguments,
     assert_same=_same_training,
     committed=r"checkpoint_\d+/commit_success.txt",
+    locked=r"\.lock\Z",
     # After its last checkpoint nothing is left to be saved.
     interrupted={signal.SIGINT: {130}, signal.SIGTERM: {75, 0}},
     leaves_attempts=True,

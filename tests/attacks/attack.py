@@ -45,7 +45,7 @@ class Chance(random.Random):
 
   def note(self, text: str) -> None:
     """Says what is done, before it is done: a crash is told by it."""
-    print(json.dumps({"note": text[:300]}), flush=True)
+    print(json.dumps({"note": text[:300]}), file=sys.__stdout__, flush=True)
 
 
 Attempt = Callable[[Chance], str | None]
@@ -61,6 +61,7 @@ class Attack:
     tries: how many the soak has. sample: how many run always.
     least: outcomes that one of twenty tries must have: an attack that never strikes proves nothing.
     limit_seconds: how long a try may take.
+    slow: whether what it is tried on takes long to be made.
   """
 
   module: str
@@ -68,20 +69,31 @@ class Attack:
   sample: int
   least: tuple[str, ...] = (REFUSED,)
   limit_seconds: float = 10
+  slow: bool = False
 
 
 # By name. A new part joins the attacks on files by a row in `targets.TARGETS`.
 ATTACKS = {
   "damage": Attack(module="damage", tries=10_000, sample=150, least=(REFUSED, HARMLESS)),
   "replacements": Attack(module="replacements", tries=10_000, sample=150, least=(REFUSED, HARMLESS)),
+  "signed manifests": Attack(module="manifests", tries=10_000, sample=150),
+  "plans": Attack(module="plans", tries=10_000, sample=150),
   "interrupts": Attack(module="interrupts", tries=10_000, sample=300, least=(HARMLESS,)),
   "threads": Attack(module="threads", tries=10_000, sample=100, least=()),
   "forks": Attack(module="forks", tries=1_000, sample=40, least=(), limit_seconds=60),
+  "checkpoints": Attack(module="checkpoints", tries=300, sample=12, limit_seconds=60, slow=True),
+  "programs": Attack(module="programs", tries=300, sample=4, limit_seconds=20),
+  "Grain's workers": Attack(
+    module="grain_workers", tries=20, sample=1, least=(), limit_seconds=120, slow=True
+  ),
 }
+# What the counting itself is tested with.
+BROKEN = {"broken": Attack(module="broken", tries=12, sample=12, least=(), limit_seconds=1)}
 
 
 def main(argv: list[str]) -> None:
   """Runs tries of attacks as lines of stdin, or the command line, name them."""
+  known = ATTACKS | BROKEN
   with tempfile.TemporaryDirectory(prefix="anystep-attacks-") as folder:
     os.environ["XDG_CACHE_HOME"] = f"{folder}/home"
     prepared: dict[str, Attempt] = {}
@@ -90,10 +102,10 @@ def main(argv: list[str]) -> None:
       if name not in prepared:
         own = pathlib.Path(folder, str(len(prepared)))
         own.mkdir()
-        module = importlib.import_module(f"attacks.{ATTACKS[name].module}")
+        module = importlib.import_module(f"attacks.{known[name].module}")
         prepared[name] = module.prepare(own)
       for number in range(int(first), int(stop)):
-        found = _try(prepared[name], Chance(name, number), ATTACKS[name].limit_seconds)
+        found = _try(prepared[name], Chance(name, number), known[name].limit_seconds)
         print(json.dumps({"try": number, **found}), flush=True)
 
 

@@ -19,7 +19,7 @@ from anystep.plan import Plan
 from anystep.read_pool import ReadPool
 from anystep.stream import Stream, open_stream
 
-_WAIT_SECONDS = 20
+_WAIT_SECONDS = 10
 _TARGETS = ("array_record", "tfrecord", "parquet as_is", "packed")
 _FORK = multiprocessing.get_context("fork")
 _REFUSED, _WRONG, _RAW = 3, 4, 5

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from typing import Any
 
-from attacks.attack import ATTACKS, HUNG, OUTCOMES, RAW, TESTS, Attack
+from attacks.attack import ATTACKS, BROKEN, HUNG, OUTCOMES, RAW, TESTS
 
 
 class Tally:
@@ -53,17 +53,19 @@ class Attacker:
   def __init__(self):
     self._process: subprocess.Popen[str] | None = None
     self._lines: queue.Queue[str] = queue.Queue()
+    self._is_new = True
     self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
 
-  def run(self, name: str, tries: int, attack: Attack | None = None) -> Tally:
+  def run(self, name: str, tries: int) -> Tally:
     """Runs tries 0, 1, 2, … of an attack."""
-    attack, tally, number = attack or ATTACKS[name], Tally(name), 0
+    attack, tally, number = (ATTACKS | BROKEN)[name], Tally(name), 0
     while number < tries:
       self._ask(f"{name} {number} {tries}\n")
       notes: list[str] = []
       while number < tries:
-        # The first try waits for what it is tried on to be made.
-        line = self._next_line(120 + 3 * attack.limit_seconds)
+        # The first try of a process waits for what it is tried on to be made.
+        line = self._next_line((300 if self._is_new else 0) + 3 * attack.limit_seconds + 2)
+        self._is_new = False
         found: dict[str, Any] = json.loads(line) if line else self._died()
         if "note" in found:
           notes.append(found["note"])
@@ -94,6 +96,7 @@ class Attacker:
         stderr=self._stderr,
         text=True,
       )
+      self._is_new = True
       self._lines = queue.Queue()
       threading.Thread(target=_pass_on, args=(self._process.stdout, self._lines), daemon=True).start()
     assert self._process.stdin is not None
@@ -108,7 +111,10 @@ class Attacker:
 
   def _died(self) -> dict[str, Any]:
     assert self._process is not None
-    status = self._process.poll()
+    try:
+      status = self._process.wait(1)
+    except subprocess.TimeoutExpired:
+      status = None
     self.close()
     self._stderr.seek(0)
     said = " ".join(self._stderr.read().split())[-500:]

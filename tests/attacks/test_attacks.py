@@ -20,7 +20,9 @@ def say(capsys, tally):
     print(f"\n{tally}")
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+  "name", [pytest.param(name, marks=[pytest.mark.long] * attack.slow) for name, attack in ATTACKS.items()]
+)
 def test_a_sample_of_tries_finds_nothing_wrong_raw_or_hung(attacker, name, capsys):
   tally = attacker.run(name, ATTACKS[name].sample)
   say(capsys, tally)
