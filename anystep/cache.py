@@ -19,6 +19,7 @@ from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.permutation import Permutation
 from anystep.read_pool import ReadPool, held_bytes, process_pool
 from anystep.shard_files import FileStamp
+from anystep.whole_numbers import whole_numbers
 
 _RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 _T = TypeVar("_T")
@@ -150,27 +151,29 @@ class Cache:
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
     """The example of an index, features by name."""
-    (record,) = self.read_records(*self.locate(np.array([index])))
+    (record,) = self.read_records(*self.locate([index]))
     return parse_example(record, self.manifest.features)
 
   def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
     """The examples of several indices: what PyTorch's and Grain's batched fetching ask for."""
-    records = self.read_records(*self.locate(np.asarray(indices, np.int64)))
+    records = self.read_records(*self.locate(indices))
     return [parse_example(record, self.manifest.features) for record in records]
 
   _getitems = __getitems__
 
   def read(self, indices: Sequence[int] | np.ndarray) -> dict[str, Ragged | np.ndarray]:
     """The examples of several indices, each feature as one batch."""
-    records = self.read_records(*self.locate(np.asarray(indices, np.int64)))
+    records = self.read_records(*self.locate(indices))
     return parse_examples(records, self.manifest.features)
 
-  def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Shard and place of indices, `(rows,) int64` each.
 
     Raises:
       IndexError: for an index that the split does not have.
+      TypeError: for what is no whole number, a mask among them.
     """
+    indices = whole_numbers(indices, "indices")
     outside = indices[(indices < 0) | (indices >= len(self))]
     if outside.size:
       raise IndexError(f"{self} has no example {outside[0]}: there are {len(self)}.")
@@ -186,7 +189,16 @@ class Cache:
     return places * self.manifest.num_shards + shards
 
   def read_records(self, shards: np.ndarray, places: np.ndarray) -> list[bytes]:
-    """Serialized records by shard and place, `(rows,)` each, in that order; blocks are held whole."""
+    """Serialized records by shard and place, `(rows,)` each, in that order; blocks are held whole.
+
+    Raises:
+      IndexError: for a shard or a place that the split does not have.
+      TypeError: for what is no whole number.
+    """
+    shards, places = whole_numbers(shards, "shards"), whole_numbers(places, "places")
+    sizes = self.manifest.shard_records
+    if ((shards < 0) | (shards >= len(sizes))).any() or ((places < 0) | (places >= sizes[shards])).any():
+      raise IndexError(f"{self} has no records at some of shards {shards} and places {places}")
     block_records = self.manifest.block_records
     keys = list(zip(shards.tolist(), (places // block_records).tolist(), strict=True))
     blocks = {key: self.held_block(*key) for key in dict.fromkeys(keys)}
@@ -227,8 +239,9 @@ class Cache:
     """Where examples come from: source shard and place among its examples, `(rows,) int64` each."""
     m = self.manifest
     if m.layout == AS_IS:
-      return self.locate(np.asarray(indices, np.int64))
-    ordinals = Permutation(m.num_examples, "preshuffle", m.task, m.split, m.seed).inverse(np.asarray(indices))
+      return self.locate(indices)
+    indices = whole_numbers(indices, "indices")
+    ordinals = Permutation(m.num_examples, "preshuffle", m.task, m.split, m.seed).inverse(indices)
     stops = np.cumsum([shard.examples for shard in m.source_shards])
     source_shards = np.searchsorted(stops, ordinals, side="right")
     starts = np.concatenate([[0], stops[:-1]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-import operator
 import threading
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -14,6 +13,7 @@ import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.forks import start_anew_in_children
+from anystep.whole_numbers import INT64_MAX, whole_number
 
 _EXACT_PERIOD_LIMIT = 65536
 # The specification's largest period. With at most _MAX_TASKS tasks, all arithmetic on stripes fits in int64.
@@ -76,7 +76,7 @@ class Mixing:
     """
     names = sorted(quotas, key=str.encode)
     mixing = cls.__new__(cls)
-    mixing._hold(names, [operator.index(quotas[name]) for name in names])
+    mixing._hold(names, [whole_number(quotas[name], "quotas") for name in names])
     return mixing
 
   def _hold(self, names: list[str], quotas: Sequence[int]) -> None:
@@ -90,8 +90,8 @@ class Mixing:
     return type(self).of_quotas, (dict(zip(self.names, self.quotas.tolist(), strict=True)),)
 
   def counts(self, n: int) -> np.ndarray:
-    """Stripes of each task among the first n of the endless sequence, `(tasks,) int64`."""
-    periods, within = divmod(_at_least(0, n), self.period)
+    """Stripes of each task among the first n < 2**63 of the endless sequence, `(tasks,) int64`."""
+    periods, within = divmod(_stripe(n), self.period)
     self._once.extend(within)
     block = within // _BLOCK_STRIPES
     rest = np.bincount(self._once.draws[block * _BLOCK_STRIPES : within], minlength=self.quotas.size)
@@ -99,8 +99,9 @@ class Mixing:
 
   def draws(self, start: int, stop: int) -> np.ndarray:
     """Tasks of stripes [start, stop) of the endless sequence: `(stop - start,) int64` places in `names`."""
-    first = _at_least(0, start) % self.period
-    last = first + _at_least(start, stop) - start
+    start = _stripe(start)
+    first = start % self.period
+    last = first + _stripe(stop, least=start) - start
     self._once.extend(min(last, self.period))
     within = slice(first, last) if last <= self.period else np.arange(first, last) % self.period
     return self._once.draws[within].astype(np.int64)
@@ -277,8 +278,16 @@ def _largest_remainders(shares: list[int], period: int) -> list[int]:
   return quotas
 
 
+def _stripe(number: int, *, least: int = 0) -> int:
+  """A number of stripes that int64 holds."""
+  number = _at_least(least, number)
+  if number > INT64_MAX:
+    raise ValueError(f"expected at most {INT64_MAX}, got {number}")
+  return number
+
+
 def _at_least(least: int, number: int) -> int:
-  number = operator.index(number)
+  number = whole_number(number, "stripes")
   if number < least:
     raise ValueError(f"expected at least {least}, got {number}")
   return number

@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.whole_numbers import whole_number
 
 _MAX_SIZE = 1 << 62
 # Arrays without axes: a ufunc takes one in 0.25 us less than a numpy scalar.
@@ -231,6 +232,7 @@ class Permutation:
   """
 
   def __init__(self, n: int, *key_parts: object):
+    n = whole_number(n, "sizes of permutations")
     if not 1 <= n <= _MAX_SIZE:
       raise AnystepError(
         ExitCode.USAGE,
@@ -264,9 +266,11 @@ class Permutation:
 
   def _map(self, x, function):
     values = np.asarray(x)
-    # Of objects are ints that no integer type holds; they are out of range.
     if values.dtype.kind not in "iuO":
       raise TypeError(f"Permutation takes integers, not {values.dtype}.")
+    if values.dtype == object:
+      # Ints that no integer type holds stand in such an array; they are out of range.
+      values = np.array([whole_number(v, "permutations") for v in values.flat], object).reshape(values.shape)
     if values.size and not (values.min() >= 0 and values.max() < self.n):
       raise IndexError(f"Permutation of [0, {self.n}) takes no {values.min()} to {values.max()}.")
     result = function(values, self.n, self._keys)

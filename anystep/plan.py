@@ -26,8 +26,11 @@ from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
 from anystep.tombstones import SilentSteps, TombstoneList, Tombstones
 from anystep.transforms import Transforms, transforms_by_task
 from anystep.unit_tables import UnitTable, find_unit_table
+from anystep.whole_numbers import is_whole_number, whole_number, whole_numbers
 
 PLAN_VERSION = 1
+# The largest numbers of steps and units that a new segment's JSON may hold.
+_LARGEST_STORED = (1 << 62) - 1
 PADDING_TASK = -1
 _ON_CACHES = "a plan that knows its caches: plan.on_caches(caches)"
 
@@ -224,7 +227,7 @@ class Plan:
       AnystepError: 78 `step_trained`, `data_ended`, and as `start`; 76 `plan_cache` for another cache than
         the plan's of a task that it knows.
     """
-    self._check_future(step, trained_steps)
+    step = self._future_step(step, trained_steps)
     old = self.segment_at(step)
     new_caches = _by_task(caches)
     for name, cache in new_caches.items():
@@ -270,9 +273,9 @@ class Plan:
     Raises:
       AnystepError: 78 `skip`, `step_trained`, `data_ended`.
     """
-    _require(is_count(until) and until > step, "skip", f"steps [{step}, b) with b > {step}", until)
-    self._check_future(step, trained_steps)
-    self._check_future(until, 0)
+    step = self._future_step(step, trained_steps)
+    _require(_is_step(until) and until > step, "skip", f"steps [{step}, b) with b > {step}", until)
+    until = self._future_step(until, 0)
     reason = reason or f"skip of [{step}, {until})"
     standing = self.segment_at(until).standing_at(until, start_step=step, reason=reason)
     # A task that left before `until` returns where it stood then: a segment of no steps says so.
@@ -302,7 +305,7 @@ class Plan:
       AnystepError: 78 `task_unknown`, `split`, `step_trained`, `data_ended`; 76 `plan_cache` for a list of
         another cache's examples.
     """
-    self._check_future(step, trained_steps)
+    step = self._future_step(step, trained_steps)
     tombstones = list(self.tombstones)
     for entry in lists:
       _require(entry.split == self.split, "split", self.split, f"{entry.split} of {entry.task}")
@@ -326,8 +329,19 @@ class Plan:
     return sorted(self.tasks, key=str.encode)
 
   def segment_at(self, step: int) -> Segment:
-    """The segment that a step belongs to."""
+    """The segment that a step belongs to.
+
+    Raises:
+      TypeError: for a step that is no whole number.
+      ValueError: for a step below 0.
+    """
+    step = checked_step(step)
     return next(s for s in reversed(self.segments) if s.start_step <= step)
+
+  @property
+  def largest_step(self) -> int:
+    """The last step of the endless plan whose numbers int64 holds; about 9e18 / batch size."""
+    return self.segments[-1].largest_step
 
   @functools.cached_property
   def _end(self) -> tuple[int, int] | None:
@@ -354,10 +368,12 @@ class Plan:
 
     Args:
       step: any step, 0 <= step < num_steps.
-      rows: the rows wanted, `(rows,)`; all by default.
+      rows: the rows wanted, `(rows,)`, or a mask of all; all by default.
 
     Raises:
-      AnystepError: 78 `data_ended` for a step after the last, `rows` for rows that a batch does not have.
+      AnystepError: 78 `data_ended` for a step after the last, `step_too_large` for one after `largest_step`,
+        `rows` for rows that a batch does not have.
+      ValueError, TypeError: as `segment_at`.
     """
     task, unit, real = self.units(step, rows)
     batch = BatchRows(task, unit, *self.unit_order.locate(task, unit))
@@ -369,10 +385,7 @@ class Plan:
     self, step: int, rows: np.ndarray | None = None
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Task, unit and whether it is no padding of the rows of a step, `(rows,)` each; None where none is."""
-    if step < 0:
-      raise ValueError(f"step must be at least 0, not {step}")
-    if self.num_steps is not None and step >= self.num_steps:
-      raise self._data_ended(step)
+    step = self.readable_step(step)
     segment = self.segment_at(step)
     own = segment.rows(step, None if rows is None else checked_rows(rows, segment.batch_size))
     task = self._positions[segment.start_step][own.task]
@@ -382,6 +395,18 @@ class Plan:
     below_last = own.unit < self._last_units[task]
     before_end = own.stripe < end_stripe if step == end_step else True
     return task, own.unit, below_last & before_end
+
+  def readable_step(self, step: int) -> int:
+    """A step that has a batch, as an int.
+
+    Raises:
+      AnystepError, ValueError, TypeError: as `batch`.
+    """
+    step = checked_step(step)
+    if self.num_steps is not None and step >= self.num_steps:
+      raise self._data_ended(step)
+    self.segment_at(step).check_step(step)
+    return step
 
   @functools.cached_property
   def _positions(self) -> dict[int, np.ndarray]:
@@ -395,7 +420,8 @@ class Plan:
     return np.array([min(epochs * self.tasks[name].num_units, endless) for name in self.task_names], np.int64)
 
   def when(self, task: str, unit: int) -> tuple[int, int] | None:
-    """(step, row) that trains on a task's unit; None where no step does."""
+    """(step, row) that trains on a task's unit; None where no step does, none up to `largest_step`."""
+    unit = whole_number(unit, "unit")
     for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
       found = segment.when(task, unit)
       if found is None or (following is not None and found[0] >= following.start_step):
@@ -476,8 +502,10 @@ class Plan:
         units |= segment.units_at(min(stop, step))
     return units
 
-  def _check_future(self, step: int, trained_steps: int) -> None:
-    _require(is_count(step), "step", "a step, a whole number >= 0", step)
+  def _future_step(self, step: int, trained_steps: int) -> int:
+    """A step from which on the data may change, as an int."""
+    _require(_is_step(step), "step", "a step, a whole number >= 0", step)
+    step = int(step)
     if step < trained_steps:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -488,6 +516,8 @@ class Plan:
       )
     if self.num_steps is not None and step >= self.num_steps:
       raise self._data_ended(step)
+    self.segment_at(step).check_step(step, limit=_LARGEST_STORED)
+    return step
 
   def _data_ended(self, step: int) -> AnystepError:
     return AnystepError(
@@ -658,16 +688,49 @@ def _units_per_example(
   return {name: Fraction(table.num_units, table.num_examples) for name, table in tables.items()}
 
 
-def checked_rows(rows: np.ndarray, batch_size: int) -> np.ndarray:
-  """Row numbers of a batch as `int64`.
+def checked_step(step: int) -> int:
+  """A step as an int.
 
   Raises:
-    AnystepError: 78 `rows` for a row that a batch does not have.
+    TypeError: for what is no whole number.
+    ValueError: for a step below 0.
   """
-  rows = np.asarray(rows, np.int64)
-  outside = rows[(rows < 0) | (rows >= batch_size)]
-  _require(not outside.size, "rows", f"0 to {batch_size - 1}", outside.tolist())
-  return rows
+  step = whole_number(step, "step")
+  if step < 0:
+    raise ValueError(f"step must be at least 0, not {step}")
+  return step
+
+
+def _is_step(value: object) -> bool:
+  return is_whole_number(value) and int(value) >= 0  # type: ignore[call-overload]
+
+
+def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
+  """Row numbers of a batch as `int64`; of a mask with a bool for each row, where it is true.
+
+  Raises:
+    AnystepError: 78 `rows` for a row that a batch does not have, and for what is neither.
+  """
+  expected = f"0 to {batch_size - 1}"
+  try:
+    listed = rows if isinstance(rows, np.ndarray) else list(rows)
+    if isinstance(listed, list) and listed and all(isinstance(row, (bool, np.bool_)) for row in listed):
+      listed = np.array(listed, bool)
+    if isinstance(listed, np.ndarray) and listed.dtype == bool:
+      _require(listed.shape == (batch_size,), "rows", f"a mask of {batch_size} rows", listed.tolist())
+      return np.flatnonzero(listed)
+    numbers = whole_numbers(listed, "rows")
+  except (TypeError, IndexError) as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "rows",
+      expected=f"{expected}, or a mask of {batch_size} rows",
+      got=str(error),
+      fix="give row numbers, or a bool for each row of a batch",
+    ) from error
+  outside = numbers[(numbers < 0) | (numbers >= batch_size)]
+  _require(not outside.size, "rows", expected, outside.tolist())
+  return numbers
 
 
 def _by_task(caches: Cache | Iterable[Cache]) -> dict[str, Cache]:

@@ -69,8 +69,12 @@ class ReadPool:
       while len(self._readers) >= self.open_files:
         self._close_oldest()
       reader = open_reader()
-      self._readers[key] = reader
-      self._index_bytes += reader.index_bytes
+      try:
+        self._readers[key] = reader
+        self._index_bytes += reader.index_bytes
+      except BaseException:
+        self._count_anew()
+        raise
       while self._index_bytes > self.budget_bytes // _INDEX_SHARE and len(self._readers) > 1:
         self._close_oldest()
       self._make_room()
@@ -79,10 +83,14 @@ class ReadPool:
   def close_reader(self, key: Hashable) -> None:
     """Closes a file, if it is open."""
     with self.lock:
-      reader = self._readers.pop(key, None)
-      if reader is not None:
-        self._index_bytes -= reader.index_bytes
-        reader.close()
+      try:
+        reader = self._readers.pop(key, None)
+        if reader is not None:
+          self._index_bytes -= reader.index_bytes
+          reader.close()
+      except BaseException:
+        self._count_anew()
+        raise
 
   def _close_oldest(self) -> None:
     self.close_reader(next(iter(self._readers)))
@@ -99,10 +107,14 @@ class ReadPool:
   def hold(self, key: Hashable, value: Any, size_bytes: int) -> None:
     """Holds a value until it is dropped or the budget needs its room."""
     with self.lock:
-      self.drop(key)
-      self._held[key] = (value, size_bytes)
-      self._held_bytes += size_bytes
-      self._make_room()
+      try:
+        self.drop(key)
+        self._held[key] = (value, size_bytes)
+        self._held_bytes += size_bytes
+        self._make_room()
+      except BaseException:
+        self._count_anew()
+        raise
 
   def _make_room(self) -> None:
     while self.used_bytes > self.budget_bytes and len(self._held) > 1:
@@ -111,8 +123,17 @@ class ReadPool:
   def drop(self, key: Hashable) -> None:
     """Lets go of what is held under a key, if anything is."""
     with self.lock:
-      _, size_bytes = self._held.pop(key, (None, 0))
-      self._held_bytes -= size_bytes
+      try:
+        _, size_bytes = self._held.pop(key, (None, 0))
+        self._held_bytes -= size_bytes
+      except BaseException:
+        self._count_anew()
+        raise
+
+  def _count_anew(self) -> None:
+    """Counts what there is, after an interrupt that may have come between a change and its count."""
+    self._held_bytes = sum(size_bytes for _, size_bytes in self._held.values())
+    self._index_bytes = sum(reader.index_bytes for reader in self._readers.values())
 
   def drop_where(self, wanted: Callable[[Any], bool]) -> None:
     """Lets go of everything whose key is wanted."""

@@ -250,7 +250,7 @@ class RecordReader:
     return windows, window_of, turns.turns - start
 
   def close(self) -> None:
-    """Lets go of what is held."""
+    """Lets go of what is held; what is read at that moment is waited for."""
     with self._lock:
       self._first_blocks.clear()
       self._pool.drop_where(lambda key: key[0] == self._owner)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import is_count
 from anystep.mixing import Mixing
+from anystep.whole_numbers import INT64_MAX
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +84,46 @@ class Segment:
     """G: stripes of M units that make a batch."""
     return self.batch_size // self.lanes
 
+  @functools.cached_property
+  def largest_step(self) -> int:
+    """The last step whose units and stripes, and those that follow them, are numbers that int64 holds."""
+    return self.largest_step_within(INT64_MAX)
+
+  def largest_step_within(self, limit: int) -> int:
+    """The last step by whose end no stripe, unit or step is above a limit, with a few stripes to spare.
+
+    Of m stripes since the first, a task has at most a m / P + 2, whatever the mixture began with.
+    """
+    mixing, most_stripes = self.mixing, limit - self.first_stripe
+    for name, quota in zip(mixing.names, mixing.quotas.tolist(), strict=True):
+      own_stripes = (limit - self.tasks[name].first_unit) // self.lanes - 2
+      if quota:
+        most_stripes = min(most_stripes, own_stripes * mixing.period // quota)
+    return min(self.start_step + max(most_stripes, 0) // self.stripes_per_step, limit) - 1
+
+  def check_step(self, step: int, *, limit: int = INT64_MAX) -> None:
+    """Refuses a step after the largest.
+
+    Raises:
+      AnystepError: 78 `step_too_large`.
+    """
+    largest = self.largest_step if limit == INT64_MAX else self.largest_step_within(limit)
+    if step > largest:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "step_too_large",
+        expected=f"a step up to {largest}, after which the numbers of units are too large",
+        got=step,
+        fix="name a step that a run can reach",
+      )
+
   def rows(self, step: int, wanted: np.ndarray | None = None) -> SegmentRows:
-    """The rows of a step of this segment, were its data endless; all of them or those wanted."""
+    """The rows of a step of this segment, were its data endless; all of them or those wanted.
+
+    Raises:
+      AnystepError: 78 `step_too_large`.
+    """
+    self.check_step(step)
     mixing, stripes = self.mixing, self.stripes_per_step
     first = self.first_stripe + (step - self.start_step) * stripes
     task = mixing.draws(first, first + stripes)
@@ -96,7 +137,12 @@ class Segment:
     return SegmentRows(task[stripe], unit[stripe] + lane, stripe)
 
   def units_at(self, step: int) -> dict[str, int]:
-    """The next unit of each task at a step of this segment, or where the next one starts."""
+    """The next unit of each task at a step of this segment, or where the next one starts.
+
+    Raises:
+      AnystepError: 78 `step_too_large`.
+    """
+    self.check_step(step - 1)
     mixing = self.mixing
     first = self.first_stripe + (step - self.start_step) * self.stripes_per_step
     given = mixing.counts(first) - mixing.counts(self.first_stripe)
@@ -133,7 +179,7 @@ class Segment:
     return self.start_step + steps, stripe
 
   def when(self, name: str, unit: int) -> tuple[int, int] | None:
-    """(step, row) of a task's unit, were the segment endless; None for one that it does not give."""
+    """(step, row) of a task's unit, were the segment endless; None for one that no step of it gives."""
     task = self.tasks.get(name)
     if task is None or unit < task.first_unit or not task.quota:
       return None
@@ -142,6 +188,8 @@ class Segment:
     given, lane = divmod(unit - task.first_unit, self.lanes)
     own_stripe = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
     steps, stripe = divmod(own_stripe, self.stripes_per_step)
+    if self.start_step + steps > self.largest_step:
+      return None
     return self.start_step + steps, lane * self.stripes_per_step + stripe
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,19 +16,20 @@ from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged, padding
 from anystep.memory import keep_freed_memory
-from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows
+from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows, checked_step
+from anystep.read_ahead import Making, ReadAhead, run_uninterrupted
 from anystep.record_reader import UnitRecords
 from anystep.task_examples import TaskExamples
 from anystep.tombstones import without_loss
 from anystep.transforms import Transform, Transforms, transforms_by_task
+from anystep.whole_numbers import is_whole_number
 
 __all__ = ["Stream", "find_cache", "open_stream"]
 
 STATE_VERSION = 1
-# One thread reads, step after step, others parse, transform and convert what it read.
-_PARSING_THREADS = 2
 # Rows that are read and parsed at a time ahead of need: 1,024 cost a quarter less each than 256.
 _ROWS_AT_A_TIME = 1024
+_CLOSING_SECONDS = 0.8
 
 
 def open_stream(
@@ -47,7 +47,8 @@ def open_stream(
     plan: which units are in which row of which step.
     cache_dirs: roots to look for the tasks' caches in, the first that has one is taken; or the caches
       themselves, by task.
-    rows: the rows wanted of every batch: a slice, row numbers, or (host, host count) for a contiguous share.
+    rows: the rows wanted of every batch: a slice, row numbers, a mask with a bool for each row of a batch, or
+      (host, host count) for a contiguous share.
     feature_converter: makes the model's features; by default features stay as the transforms leave them,
       those that the plan has a length for cut and filled to it.
     transforms: by task name, what its examples go through at reading, one or several in order; what the
@@ -132,7 +133,9 @@ def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
 class Stream(Iterator[Rows]):
   """An iterator of batches that starts anywhere; made by `open_stream`.
 
-  The batch of a step depends on the plan and the step alone, so the state is the step.
+  The batch of a step depends on the plan and the step alone, so the state is the step. Whatever interrupts
+  it, and wherever, the batches that follow are those from `step` on. Threads may share it: each step goes to
+  one of them.
 
   Attributes:
     plan: the plan.
@@ -155,66 +158,43 @@ class Stream(Iterator[Rows]):
     self._rows = rows
     self._feature_converter = feature_converter
     self._examples = TaskExamples(plan, caches, transforms, shards_touched=_shards_touched(plan, rows))
+    # Who takes a batch and goes on a step. A lock that may be taken again: signal handlers come in between.
+    self._lock = threading.RLock()
+    self._ahead = ReadAhead(prefetch_batches) if prefetch_batches else None
     self._prefetch_batches = prefetch_batches
-    # Of steps that are made together, the reading and what follows from it.
-    self._pending: collections.deque[tuple[concurrent.futures.Future, concurrent.futures.Future]]
-    self._pending = collections.deque()
-    self._ready: collections.deque[Rows] = collections.deque()
-    self._submitted_step = 0
-    self._executors: list[concurrent.futures.ThreadPoolExecutor] = []
 
   def __next__(self) -> Rows:
-    num_steps = self.plan.num_steps
-    if num_steps is not None and self.step >= num_steps:
+    taken = None
+    try:
+      with self._lock:
+        step = self.step
+        num_steps = self.plan.num_steps
+        batch = None
+        if num_steps is None or step < num_steps:
+          self.plan.readable_step(step)
+          if self._ahead:
+            making = Making(self._read, self._converted_of, self._steps_together)
+            batch = self._ahead.take(step, num_steps, making)
+          batch = self.batch(step) if batch is None else batch
+          taken, self.step = step, step + 1
+    except BaseException:
+      # Interrupted after the batch was taken, and nobody has it: the step is the next one again.
+      with self._lock:
+        if taken is not None and self.step == taken + 1:
+          self.step = taken
+      raise
+    if batch is None:
       self.close()
       raise StopIteration
-    batch = self._next_prefetched(num_steps) if self._prefetch_batches else self.batch(self.step)
-    self.step += 1
     return batch
 
-  def _next_prefetched(self, num_steps: int | None) -> Rows:
-    self._submit(num_steps)
-    if not self._ready:
-      _, future = self._pending.popleft()
-      try:
-        self._ready.extend(future.result())
-      except BaseException as error:
-        # Who asks again gets this step, made anew, and none of those behind it in its place.
-        self.seek(self.step)
-        if not isinstance(error, Exception):
-          raise
-        # What failed may be a later step of those that were made together.
-        self._ready.append(self.batch(self.step))
-        self._submitted_step = self.step + 1
-    return self._ready.popleft()
-
-  def _submit(self, num_steps: int | None) -> None:
-    """Has batches made ahead, several at a time once the first is on its way."""
-    if not self._executors:
-      self._executors = [
-        concurrent.futures.ThreadPoolExecutor(
-          min(threads, self._prefetch_batches), thread_name_prefix="anystep-stream"
-        )
-        for threads in (1, _PARSING_THREADS)
-      ]
-    reading, parsing = self._executors
-    stop = self.step + self._prefetch_batches + 1
-    if num_steps is not None:
-      stop = min(stop, num_steps)
-    while self._submitted_step < stop:
-      size = 1
-      if self._submitted_step > self.step:
-        rows = max(len(self.rows_at(self._submitted_step)), 1)
-        size = max(min(_ROWS_AT_A_TIME // rows, self._prefetch_batches // 2), 1)
-        if self._submitted_step + size > stop and stop != num_steps:
-          return
-      steps = range(self._submitted_step, min(self._submitted_step + size, stop))
-      read = reading.submit(self._read, steps)
-      self._pending.append((read, parsing.submit(self._converted_of, read)))
-      self._submitted_step = steps.stop
-
   def batch(self, step: int) -> Rows:
-    """The batch of any step, whatever was read before."""
+    """The batch of any step, whatever was read before.
+
+    Raises:
+      AnystepError, ValueError, TypeError: as `Plan.batch`; 65 and 74 where files are not what was written.
+    """
+    step = self.plan.readable_step(step)
     (batch,) = self._make(range(step, step + 1))
     return batch
 
@@ -230,8 +210,13 @@ class Stream(Iterator[Rows]):
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
     return steps, real, self._examples.read(task, unit)
 
-  def _converted_of(self, read: concurrent.futures.Future) -> list[Rows]:
-    return self._converted(*read.result())
+  def _steps_together(self, step: int) -> int:
+    """How many steps are made together ahead of need, from one on."""
+    rows = max(len(self.rows_at(step)), 1)
+    return max(min(_ROWS_AT_A_TIME // rows, self._prefetch_batches // 2), 1)
+
+  def _converted_of(self, read: tuple[range, list[np.ndarray], UnitRecords]) -> list[Rows]:
+    return self._converted(*read)
 
   def _converted(self, steps: range, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
     """The batches that records were read for."""
@@ -284,13 +269,18 @@ class Stream(Iterator[Rows]):
     return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
 
   def seek(self, step: int) -> None:
-    """Makes `step` the next one."""
-    for futures in self._pending:
-      for future in futures:
-        future.cancel()
-    self._pending.clear()
-    self._ready.clear()
-    self.step = self._submitted_step = step
+    """Makes `step` the next one; at or after the end of the data, `next` ends.
+
+    Raises:
+      AnystepError: 78 `step_too_large`.
+      ValueError, TypeError: as `Plan.segment_at`.
+    """
+    step = checked_step(step)
+    self.plan.segment_at(step).check_step(step)
+    with self._lock:
+      if self._ahead:
+        self._ahead.forget()
+      self.step = step
 
   def get_state(self) -> dict[str, int]:
     """Where the stream stands."""
@@ -315,12 +305,19 @@ class Stream(Iterator[Rows]):
     self.seek(step)
 
   def close(self) -> None:
-    """Stops the background threads and lets go of what was read ahead; `next` would start anew."""
-    self.seek(self.step)
-    for executor in self._executors:
-      executor.shutdown(wait=True)
-    self._executors = []
-    self._examples.close()
+    """Stops the background threads and lets go of what was read ahead; `next` would start anew.
+
+    Takes a second at most: a read that lasts longer ends by itself, and what it leaves behind goes with it.
+    """
+    join = self._ahead.close() if self._ahead else None
+
+    def finish() -> None:
+      if join:
+        join()
+      self._examples.close()
+
+    # A slow read holds the locks that this takes.
+    run_uninterrupted(finish, seconds=_CLOSING_SECONDS)
 
   def __enter__(self) -> Stream:
     return self
@@ -366,20 +363,35 @@ def _rows_by_batch_size(
   rows: slice | Iterable[int] | tuple[int, int], batch_sizes: Iterable[int]
 ) -> dict[int, np.ndarray]:
   """The row numbers wanted of a batch of each size, `(rows,) int64`."""
+  sizes = sorted(batch_sizes)
   if isinstance(rows, slice):
-    return {size: np.arange(size)[rows] for size in batch_sizes}
+    try:
+      return {size: np.arange(size)[rows] for size in sizes}
+    except (TypeError, ValueError) as error:
+      raise _wrong_rows(rows, sizes, expected="a slice of row numbers") from error
   if not isinstance(rows, tuple):
-    numbers = np.asarray(list(rows), np.int64)
-    return {size: checked_rows(numbers, size) for size in batch_sizes}
-  host, host_count = rows
-  common = math.gcd(*batch_sizes)
+    listed = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, np.ndarray) else rows
+    return {size: checked_rows(listed, size) for size in sizes}
+  common = math.gcd(*sizes)
+  if len(rows) != 2 or not all(map(is_whole_number, rows)):
+    raise _wrong_rows(rows, sizes, expected="(host, host count), two whole numbers")
+  host, host_count = map(int, rows)
   if host_count < 1 or common % host_count or not 0 <= host < host_count:
-    sizes = " and of ".join(map(str, sorted(batch_sizes)))
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "rows",
-      expected=f"(host, host count) with a count that divides batches of {sizes} rows",
-      got=rows,
+    raise _wrong_rows(
+      rows,
+      sizes,
+      expected="(host, host count) with a count that divides batches",
       fix=f"use a number of hosts among {[n for n in range(1, common + 1) if common % n == 0]}",
     )
-  return {size: np.arange(size).reshape(host_count, -1)[host] for size in batch_sizes}
+  return {size: np.arange(size).reshape(host_count, -1)[host] for size in sizes}
+
+
+def _wrong_rows(
+  rows: object,
+  batch_sizes: Sequence[int],
+  *,
+  expected: str,
+  fix: str = "give rows as a slice, row numbers, a mask, or (host, host count)",
+) -> AnystepError:
+  sizes = " and of ".join(map(str, batch_sizes))
+  return AnystepError(ExitCode.CONFIG, "rows", expected=f"{expected} of {sizes} rows", got=rows, fix=fix)
