@@ -26,7 +26,8 @@ from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
 from anystep.tombstones import SilentSteps, TombstoneList, Tombstones
 from anystep.transforms import Transforms, transforms_by_task
 from anystep.unit_tables import UnitTable, find_unit_table
-from anystep.whole_numbers import is_whole_number, whole_number, whole_numbers
+from anystep.wanted_rows import checked_rows
+from anystep.whole_numbers import is_whole_number, whole_number
 
 PLAN_VERSION = 1
 # The largest numbers of steps and units that a new segment's JSON may hold.
@@ -703,34 +704,6 @@ def checked_step(step: int) -> int:
 
 def _is_step(value: object) -> bool:
   return is_whole_number(value) and int(value) >= 0  # type: ignore[call-overload]
-
-
-def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
-  """Row numbers of a batch as `int64`; of a mask with a bool for each row, where it is true.
-
-  Raises:
-    AnystepError: 78 `rows` for a row that a batch does not have, and for what is neither.
-  """
-  expected = f"0 to {batch_size - 1}"
-  try:
-    listed = rows if isinstance(rows, np.ndarray) else list(rows)
-    if isinstance(listed, list) and listed and all(isinstance(row, (bool, np.bool_)) for row in listed):
-      listed = np.array(listed, bool)
-    if isinstance(listed, np.ndarray) and listed.dtype == bool:
-      _require(listed.shape == (batch_size,), "rows", f"a mask of {batch_size} rows", listed.tolist())
-      return np.flatnonzero(listed)
-    numbers = whole_numbers(listed, "rows")
-  except (TypeError, IndexError) as error:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "rows",
-      expected=f"{expected}, or a mask of {batch_size} rows",
-      got=str(error),
-      fix="give row numbers, or a bool for each row of a batch",
-    ) from error
-  outside = numbers[(numbers < 0) | (numbers >= batch_size)]
-  _require(not outside.size, "rows", expected, outside.tolist())
-  return numbers
 
 
 def _by_task(caches: Cache | Iterable[Cache]) -> dict[str, Cache]:

@@ -73,9 +73,7 @@ class ReadAhead:
 
   def _group_of(self, step: int, num_steps: int | None, making: Making) -> _Group:
     """The group of a step, with as many after it as are to be made ahead."""
-    if self._workers is None or self._workers.process != os.getpid():
-      # Threads do not come along when a process is forked.
-      self.forget()
+    if self._workers is None:
       self._workers = _Workers(min(_MAX_THREADS, self._num_batches + 1))
     groups, workers = self._groups, self._workers
     while groups and groups[0].steps.stop <= step:
@@ -210,9 +208,8 @@ class _Workers:
 
   def join(self) -> None:
     """Waits until the threads have ended."""
-    if self.process == os.getpid():
-      for thread in tuple(self._threads):
-        thread.join()
+    for thread in tuple(self._threads):
+      thread.join()
 
   def __del__(self) -> None:
     # An interrupt may have kept it from being built.
@@ -271,7 +268,8 @@ _unended: weakref.WeakSet[_Workers] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
   """Ends threads that were left: one that reads must not meet the end of the interpreter."""
-  left = tuple(_unended)
+  # A forked process has none of its parent's.
+  left = [workers for workers in _unended if workers.process == os.getpid()]
   for workers in left:
     workers.end()
   for workers in left:

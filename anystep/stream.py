@@ -15,14 +15,15 @@ from anystep.cache import Cache, open_cache
 from anystep.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, Ragged, padding
+from anystep.forks import start_anew_in_children
 from anystep.memory import keep_freed_memory
-from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_rows, checked_step
+from anystep.plan import PADDING_TASK, BatchRows, Plan, checked_step
 from anystep.read_ahead import Making, ReadAhead, run_uninterrupted
 from anystep.record_reader import UnitRecords
 from anystep.task_examples import TaskExamples
 from anystep.tombstones import without_loss
 from anystep.transforms import Transform, Transforms, transforms_by_task
-from anystep.whole_numbers import is_whole_number
+from anystep.wanted_rows import rows_by_batch_size
 
 __all__ = ["Stream", "find_cache", "open_stream"]
 
@@ -89,7 +90,7 @@ def open_stream(
   return Stream(
     plan.on_caches(caches, known),
     {name: caches[name] for name in plan.tasks},
-    rows=_rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
+    rows=rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
     feature_converter=feature_converter or PassThroughConverter(),
     transforms=known,
     prefetch_batches=prefetch_batches,
@@ -158,10 +159,15 @@ class Stream(Iterator[Rows]):
     self._rows = rows
     self._feature_converter = feature_converter
     self._examples = TaskExamples(plan, caches, transforms, shards_touched=_shards_touched(plan, rows))
-    # Who takes a batch and goes on a step. A lock that may be taken again: signal handlers come in between.
-    self._lock = threading.RLock()
-    self._ahead = ReadAhead(prefetch_batches) if prefetch_batches else None
     self._prefetch_batches = prefetch_batches
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Forgets the threads and what they make ahead, as a forked process must."""
+    # Who takes a batch and goes on a step. It may be taken again: by signal handlers, in between.
+    self._lock = threading.RLock()
+    self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
 
   def __next__(self) -> Rows:
     taken = None
@@ -357,41 +363,3 @@ def _shards_touched(plan: Plan, rows: Mapping[int, np.ndarray]) -> dict[str, int
       own_shards = len(np.unique(lanes % classes)) * num_shards // classes
       touched[name] = max(touched[name], own_shards)
   return touched
-
-
-def _rows_by_batch_size(
-  rows: slice | Iterable[int] | tuple[int, int], batch_sizes: Iterable[int]
-) -> dict[int, np.ndarray]:
-  """The row numbers wanted of a batch of each size, `(rows,) int64`."""
-  sizes = sorted(batch_sizes)
-  if isinstance(rows, slice):
-    try:
-      return {size: np.arange(size)[rows] for size in sizes}
-    except (TypeError, ValueError) as error:
-      raise _wrong_rows(rows, sizes, expected="a slice of row numbers") from error
-  if not isinstance(rows, tuple):
-    listed = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, np.ndarray) else rows
-    return {size: checked_rows(listed, size) for size in sizes}
-  common = math.gcd(*sizes)
-  if len(rows) != 2 or not all(map(is_whole_number, rows)):
-    raise _wrong_rows(rows, sizes, expected="(host, host count), two whole numbers")
-  host, host_count = map(int, rows)
-  if host_count < 1 or common % host_count or not 0 <= host < host_count:
-    raise _wrong_rows(
-      rows,
-      sizes,
-      expected="(host, host count) with a count that divides batches",
-      fix=f"use a number of hosts among {[n for n in range(1, common + 1) if common % n == 0]}",
-    )
-  return {size: np.arange(size).reshape(host_count, -1)[host] for size in sizes}
-
-
-def _wrong_rows(
-  rows: object,
-  batch_sizes: Sequence[int],
-  *,
-  expected: str,
-  fix: str = "give rows as a slice, row numbers, a mask, or (host, host count)",
-) -> AnystepError:
-  sizes = " and of ".join(map(str, batch_sizes))
-  return AnystepError(ExitCode.CONFIG, "rows", expected=f"{expected} of {sizes} rows", got=rows, fix=fix)
