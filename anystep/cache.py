@@ -15,6 +15,8 @@ from anystep import names
 from anystep.containers import PARQUET, BlockReader, open_blocks
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.examples import Ragged, parse_example, parse_examples
+from anystep.input_files import open_file, read_file
+from anystep.limits import MAX_JSON_BYTES
 from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.permutation import Permutation
 from anystep.read_pool import ReadPool, held_bytes, process_pool
@@ -29,19 +31,26 @@ _COMPLETED_TEXT = re.compile(r"([A-Za-z0-9_.-]+ [0-9a-f]{64}\n)+\Z")
 def read_completed(directory: epath.Path) -> dict[str, str]:
   """The splits of a complete cache with the sha256 of their manifests; empty where there is no cache."""
   try:
-    text = (directory / names.COMPLETED).read_bytes().decode("ascii", "replace")
+    content = read_file(directory / names.COMPLETED, limit_bytes=MAX_JSON_BYTES)
   except (FileNotFoundError, NotADirectoryError):
     return {}
+  except (ValueError, IsADirectoryError) as error:
+    raise _completed_invalid(directory, got=error) from error
+  text = content.decode("ascii", "replace")
   if not _COMPLETED_TEXT.match(text):
-    raise AnystepError(
-      ExitCode.DATA,
-      "completed_invalid",
-      path=directory / names.COMPLETED,
-      expected="one line per split: split, sha256 of its manifest",
-      got=text[:80],
-      fix=_RESTORE,
-    )
+    raise _completed_invalid(directory, got=text[:80])
   return dict(line.split(" ") for line in text.removesuffix("\n").split("\n"))
+
+
+def _completed_invalid(directory: epath.Path, *, got: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "completed_invalid",
+    path=directory / names.COMPLETED,
+    expected="one line per split: split, sha256 of its manifest",
+    got=got,
+    fix=_RESTORE,
+  )
 
 
 def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPool | None = None) -> Cache:
@@ -80,16 +89,7 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
       fix=f"name one of the splits that were cached, such as {nearest(split, completed)}",
     )
   path = directory / names.manifest_name(split)
-  try:
-    content = path.read_bytes()
-  except FileNotFoundError as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
-  found = hashlib.sha256(content).hexdigest()
-  if found != completed[split]:
-    raise AnystepError(
-      ExitCode.DATA, "manifest_changed", path=path, expected=completed[split], got=found, fix=_RESTORE
-    )
-  manifest = Manifest.from_json(content.decode(), path=path)
+  manifest = read_manifest(path, completed[split])
   if (manifest.task, manifest.split) != (task, split):
     raise AnystepError(
       ExitCode.DATA,
@@ -99,9 +99,27 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
       got=f"{manifest.task} {manifest.split}",
       fix="point --cache_dir at this task's own cache",
     )
-  cache = Cache(epath.Path(cache_dir), manifest, found, pool=pool)
+  cache = Cache(epath.Path(cache_dir), manifest, completed[split], pool=pool)
   cache.check_files()
   return cache
+
+
+def read_manifest(path: epath.Path, sha256: str) -> Manifest:
+  """Reads a manifest of a complete cache, which COMPLETED names by its sha256.
+
+  Raises:
+    AnystepError: 65 `file_missing`, `manifest_changed`; as `Manifest.from_json`.
+  """
+  try:
+    content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except FileNotFoundError as error:
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+  except (ValueError, IsADirectoryError) as error:
+    raise AnystepError(ExitCode.DATA, "manifest_invalid", path=path, got=error, fix=_RESTORE) from error
+  found = hashlib.sha256(content).hexdigest()
+  if found != sha256:
+    raise AnystepError(ExitCode.DATA, "manifest_changed", path=path, expected=sha256, got=found, fix=_RESTORE)
+  return Manifest.from_json(content, path=path)
 
 
 class Cache:
@@ -414,10 +432,14 @@ def _listed(directory: epath.Path) -> list[epath.Path]:
 def _content(path: epath.Path, size: int = -1) -> bytes:
   """A file's first bytes, or all: a file can go after the cache was opened."""
   try:
-    with path.open("rb") as file:
+    with open_file(path) as file:
       return file.read(size)
   except (FileNotFoundError, NotADirectoryError) as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+  except (ValueError, IsADirectoryError) as error:
+    raise AnystepError(
+      ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE
+    ) from error
 
 
 def _stamp_of(path: epath.Path) -> FileStamp:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.os_failures import os_failure
+from anystep.progress import shown_library_work
 
 
 def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, text: str) -> None:
@@ -36,31 +38,30 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
 
 
-def _os_failure(error: OSError, code: ExitCode, kind: str, fix: str) -> int:
-  got = f"{type(error).__name__}: {error.strerror}"
-  print(AnystepError(code, kind, path=error.filename, got=got, fix=fix), file=sys.stderr, flush=True)
-  return int(code)
+def _end(error: AnystepError) -> int:
+  for note in getattr(error, "__notes__", ()):
+    print(note, file=sys.stderr)
+  print(error, file=sys.stderr, flush=True)
+  return int(error.code)
 
 
 def run_program(main: Callable[[], int]) -> None:
   """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
   try:
-    status = main()
+    with shown_library_work():
+      status = main()
   except AnystepError as error:
-    for note in getattr(error, "__notes__", ()):
-      print(note, file=sys.stderr)
-    print(error, file=sys.stderr, flush=True)
-    status = int(error.code)
+    status = _end(error)
   except KeyboardInterrupt:
     status = 130
   except BrokenPipeError:
     # Who reads our output has had enough; Python would complain once more when it closes stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     status = 141
-  except (NotADirectoryError, FileExistsError, PermissionError) as error:
-    status = _os_failure(
-      error, ExitCode.CANNOT_CREATE, "cannot_create", "choose a place that can be written to"
-    )
   except OSError as error:
-    status = _os_failure(error, ExitCode.IO, "io_failed", "see to the disk or store, and run it again")
+    status = _end(os_failure(error))
+  except MemoryError as error:
+    fix = "ask for smaller batches, shorter feature lengths or fewer rows, or give the program more memory"
+    got = str(error) or "MemoryError"
+    status = _end(AnystepError(ExitCode.CONFIG, "out_of_memory", got=got, fix=fix))
   sys.exit(status)

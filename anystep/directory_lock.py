@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import parse_json
 from anystep.manifest import canonical_json
 
 LOCK = ".lock"
@@ -102,8 +102,8 @@ def _is_at(descriptor: int, path: str) -> bool:
 def _holder(descriptor: int) -> dict[str, object]:
   """What the file says; nothing where its writer has not come to that."""
   try:
-    document = json.loads(os.pread(descriptor, 4096, 0))
-  except (ValueError, RecursionError):
+    document = parse_json(os.pread(descriptor, 4096, 0))
+  except ValueError:
     return {}
   return document if isinstance(document, dict) else {}
 

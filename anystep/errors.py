@@ -10,6 +10,10 @@ import re
 from collections.abc import Iterable
 
 _PLAIN = re.compile(r"[^\s\"'=]+\Z")
+# What would end the line, move a terminal's cursor, or be no character that UTF-8 has.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# A value longer than this does not make the line easier to read.
+_MAX_CHARACTERS = 4000
 
 
 class ExitCode(enum.IntEnum):
@@ -54,9 +58,7 @@ class AnystepError(Exception):
 
   def __str__(self) -> str:
     shown = "".join(f" {name}={_show(value)}" for name, value in self.fields.items())
-    return (
-      f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={json.dumps(self.fix, ensure_ascii=False)}"
-    )
+    return f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={_quoted(self.fix)}"
 
 
 def package_missing(error: ModuleNotFoundError, *, expected: str, package: str) -> AnystepError:
@@ -73,7 +75,15 @@ def package_missing(error: ModuleNotFoundError, *, expected: str, package: str) 
 
 def _show(value: object) -> str:
   text = value if isinstance(value, str) else str(value)
-  return text if _PLAIN.match(text) else json.dumps(text, ensure_ascii=False)
+  if len(text) > _MAX_CHARACTERS:
+    text = f"{text[:_MAX_CHARACTERS]}… ({len(text):,} characters)"
+  return text if _PLAIN.match(text) and not _UNSAFE.search(text) else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+  """The text as JSON, in one line and of characters that terminals show."""
+  quoted = json.dumps(text, ensure_ascii=False)
+  return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
 
 
 def nearest(name: str, names: Iterable[str], *, limit: int = 3) -> str:

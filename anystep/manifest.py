@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,18 @@ from anystep import names
 from anystep.checked_file import num_parts
 from anystep.containers import CONTAINERS, PARQUET, TFRECORD
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import (
+  MAX_FIXED_VALUES,
+  MAX_RANK,
+  MAX_SHARDS,
+  are_feature_lengths,
+  is_count,
+  is_name,
+  is_seed,
+  is_sha256,
+  refuse_wrong,
+)
 
 FORMAT = "anystep-cache"
 FORMAT_VERSION = 1
@@ -27,8 +40,11 @@ _HASHED_BYTES = 1 << 24
 PRESHUFFLED = "preshuffled"
 AS_IS = "as_is"
 
-# Arithmetic on indices stays within int64.
-_NUM_EXAMPLES_LIMIT = 1 << 62
+# Texts have no dtype of numpy's, and bfloat16 is ml_dtypes'.
+_DTYPES = frozenset(
+  ["bool", "float16", "float32", "float64", "bfloat16", "string"]
+  + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +61,15 @@ class Feature:
   shape: tuple[int | None, ...]
 
   def __post_init__(self):
-    _ = self.numpy_dtype
+    if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
+      raise ValueError(f"wrong dtype {self.dtype!r}")
     for place, size in enumerate(self.shape):
       may_vary = place == 0 or (place == 1 and self.shape[0] is None)
       # Of rows of nothing, the values do not tell how many there are.
       if not (size is None and may_vary) and not is_count(size, least=int(self.ragged)):
         raise ValueError(f"wrong shape {self.shape}")
+    if len(self.shape) > MAX_RANK or math.prod(filter(None, self.shape)) > MAX_FIXED_VALUES:
+      raise ValueError(f"too large a shape {self.shape}")
 
   @property
   def sequence(self) -> bool:
@@ -88,8 +107,12 @@ class FileEntry:
   head_sha256: str
 
   def __post_init__(self):
-    if not (is_count(self.records) and is_count(self.bytes)):
-      raise ValueError(f"wrong records or bytes of {self.name}")
+    refuse_wrong(
+      records=is_count(self.records),
+      bytes=is_count(self.bytes),
+      sha256=is_sha256(self.sha256),
+      head_sha256=is_sha256(self.head_sha256),
+    )
 
   @classmethod
   def of(cls, name: str, records: int, content: builtins.bytes) -> FileEntry:
@@ -136,8 +159,7 @@ class SourceShard:
   examples: int
 
   def __post_init__(self):
-    if not is_count(self.examples):
-      raise ValueError(f"wrong examples of {self.name}")
+    refuse_wrong(examples=is_count(self.examples))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,6 +168,13 @@ class Fingerprint:
 
   reader: Mapping[str, Any]
   provenance: Mapping[str, Any]
+
+  def __post_init__(self):
+    features, vocabularies = self.reader.get("output_features", {}), self.provenance.get("vocabularies", {})
+    refuse_wrong(
+      output_features=isinstance(features, Mapping),
+      vocabularies=isinstance(vocabularies, Mapping) and all(map(is_sha256, vocabularies.values())),
+    )
 
   @property
   def reader_sha256(self) -> str:
@@ -199,16 +228,18 @@ class Manifest:
     as_is = self.layout == AS_IS
     checks = {
       "layout": self.layout in (PRESHUFFLED, AS_IS),
-      "task": isinstance(self.task, str),
-      "seed": isinstance(self.seed, int),
-      "base_seed": isinstance(self.base_seed, int),
-      "num_examples": is_count(self.num_examples) and self.num_examples < _NUM_EXAMPLES_LIMIT,
-      "num_shards": is_count(self.num_shards, least=1),
+      "task": is_name(self.task),
+      "seed": is_seed(self.seed),
+      "base_seed": is_seed(self.base_seed),
+      "num_examples": is_count(self.num_examples),
+      "num_shards": is_count(self.num_shards, least=1, most=MAX_SHARDS),
       "block_records": is_count(self.block_records, least=1),
       "range_examples": self.range_examples is None or is_count(self.range_examples, least=1),
       "container": self.container in CONTAINERS or (as_is and self.container == PARQUET),
       "container_options": isinstance(self.container_options, str),
       "cache_at": self.cache_at in ("placeholder", "end"),
+      "task_feature_lengths": self.task_feature_lengths is None
+      or are_feature_lengths(self.task_feature_lengths),
       "files": len(self.record_files) == self.num_shards
       and len(self.lengths_files) == (0 if as_is else self.num_shards)
       and len(self.offsets_files) == (self.num_shards if self.has_offsets else 0),
@@ -232,7 +263,8 @@ class Manifest:
         names.stats_name(self.split),
         *([names.quarantine_name(self.split)] if self.bad_examples else []),
       ],
-      "source_shards": sum(shard.examples for shard in self.source_shards) == self.num_examples,
+      "source_shards": all(isinstance(shard.name, str) for shard in self.source_shards)
+      and sum(shard.examples for shard in self.source_shards) == self.num_examples,
     }
 
   def _checks_as_is(self) -> dict[str, bool]:
@@ -327,14 +359,14 @@ class Manifest:
     }
 
   @classmethod
-  def from_json(cls, text: str, *, path: object = "manifest") -> Manifest:
+  def from_json(cls, text: str | bytes, *, path: object = "manifest") -> Manifest:
     """Reads and checks a manifest.
 
     Raises:
       AnystepError: 65 `manifest_version` or `manifest_invalid`.
     """
     try:
-      document = json.loads(text)
+      document = parse_json(text)
       found = (document["format"], document["format_version"], document["order_version"])
       if found == (FORMAT, FORMAT_VERSION, ORDER_VERSION):
         manifest = cls._from_document(document)
@@ -342,7 +374,7 @@ class Manifest:
         if canonical_json(manifest._document()) != canonical_json(document):
           raise ValueError("it says more than a manifest does, or says it otherwise")
         return manifest
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
       raise AnystepError(
         ExitCode.DATA,
         "manifest_invalid",
@@ -410,11 +442,6 @@ def canonical_json(value: object, *, indent: int | None = None) -> str:
   """JSON with sorted keys and plain ASCII, so that equal values are equal bytes."""
   separators = (",", ": ") if indent else (",", ":")
   return json.dumps(value, sort_keys=True, indent=indent, separators=separators, allow_nan=False)
-
-
-def is_count(value: object, *, least: int = 0) -> bool:
-  """Whether a value from a file is a whole number, no bool, and not below `least`."""
-  return type(value) is int and value >= least
 
 
 def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -13,9 +14,11 @@ import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.forks import start_anew_in_children
+from anystep.limits import MAX_RATE_CHARACTERS, MAX_RATE_EXPONENT
 from anystep.whole_numbers import INT64_MAX, whole_number
 
 _EXACT_PERIOD_LIMIT = 65536
+_EXPONENT = re.compile(r"[eE]([+-]?[\d_]+)\s*\Z")
 # The specification's largest period. With at most _MAX_TASKS tasks, all arithmetic on stripes fits in int64.
 _PERIOD_LIMIT = 1 << 24
 _MAX_TASKS = 1 << 13
@@ -230,21 +233,38 @@ def exact_share(name: str, share: object) -> Fraction:
   Raises:
     AnystepError: 78 `rates` where it is not a finite number >= 0.
   """
-  try:
-    # A bool is no number to it.
-    exact = Fraction(str(share))
-  except (ValueError, ZeroDivisionError):
-    exact = Fraction(-1)
-  if exact < 0:
+  exact = _exact(share)
+  if exact is None:
     raise AnystepError(
       ExitCode.CONFIG,
       "rates",
       task=name,
       expected="a finite number >= 0",
       got=repr(share),
-      fix="give the task a rate like 0.3, 2 or 1/3, or 0 to leave it out",
+      fix="give the task a rate like 0.3, 2 or 1/3, or one with an exponent"
+      f" from -{MAX_RATE_EXPONENT} to {MAX_RATE_EXPONENT}, or 0 to leave it out",
     )
   return exact
+
+
+def is_rate(value: object) -> bool:
+  """Whether a value is the text of a share, as plans hold it."""
+  return isinstance(value, str) and _exact(value) is not None
+
+
+def _exact(share: object) -> Fraction | None:
+  """A share, read as it is written; None for what is no finite number >= 0, or has too large an exponent."""
+  try:
+    # A bool is no number to it.
+    text = str(share)
+    exponent = _EXPONENT.search(text)
+    # Looked at first: the integers of a large one are made digit by digit.
+    if len(text) > MAX_RATE_CHARACTERS or (exponent and abs(int(exponent[1])) > MAX_RATE_EXPONENT):
+      return None
+    exact = Fraction(text)
+  except (ValueError, ZeroDivisionError):
+    return None
+  return exact if exact >= 0 else None
 
 
 def _quotas_of(shares: list[Fraction]) -> list[int]:

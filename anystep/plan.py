@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -17,12 +16,24 @@ from etils import epath
 from anystep.cache import Cache
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import AS_IS, canonical_json, is_count
+from anystep.input_files import read_file
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import (
+  MAX_BATCH_ROWS,
+  MAX_FEATURE_LENGTH,
+  MAX_JSON_BYTES,
+  are_feature_lengths,
+  is_count,
+  is_name,
+  is_seed,
+  refuse_wrong,
+)
+from anystep.manifest import AS_IS, canonical_json
 from anystep.mixing import Mixing, exact_share
 from anystep.packing import PackingPolicy
 from anystep.planned_tables import check_packed_alike, made_tables, table_for, table_missing
 from anystep.planned_task import PlannedTask
-from anystep.segments import Segment, SegmentTask, default_lanes, refuse_wrong
+from anystep.segments import Segment, SegmentTask, default_lanes
 from anystep.tombstones import SilentSteps, TombstoneList, Tombstones
 from anystep.transforms import Transforms, transforms_by_task
 from anystep.unit_tables import UnitTable, find_unit_table
@@ -90,10 +101,10 @@ class Plan:
   def __post_init__(self):
     starts = [segment.start_step for segment in self.segments]
     refuse_wrong(
-      split=isinstance(self.split, str),
-      seed=type(self.seed) is int,
+      split=is_name(self.split),
+      seed=is_seed(self.seed),
       num_epochs=self.num_epochs is None or is_count(self.num_epochs, least=1),
-      feature_lengths=all(is_count(length) for length in self.feature_lengths.values()),
+      feature_lengths=are_feature_lengths(self.feature_lengths),
       packing=isinstance(self.packing, PackingPolicy)
       and (self.packing is PackingPolicy.NONE or all(task.unit_table for task in self.tasks.values())),
       rate_unit=self.rate_unit in ("examples", "units"),
@@ -153,9 +164,10 @@ class Plan:
     splits = {m.split for m in manifests}
     _require(len(splits) == 1, "split", "caches of one split", sorted(splits))
     _require(num_epochs is None or is_count(num_epochs, least=1), "num_epochs", "None or >= 1", num_epochs)
-    _require(type(seed) is int, "seed", "a whole number", seed)
+    _require(is_seed(seed), "seed", "a whole number of 64 bits", seed)
     lengths = dict(feature_lengths or {})
-    _require(all(map(is_count, lengths.values())), "feature_lengths", "whole numbers >= 0", lengths)
+    few = f"whole numbers, 0 to {MAX_FEATURE_LENGTH}"
+    _require(are_feature_lengths(lengths), "feature_lengths", few, lengths)
     _require(rate_unit in ("examples", "units"), "rate_unit", "examples or units", rate_unit)
     if epoch_policy is None:
       layouts = {m.layout for m in manifests}
@@ -575,34 +587,30 @@ class Plan:
       AnystepError: 66 `plan_missing`; 65 `plan_invalid`.
     """
     try:
-      content = epath.Path(path).read_bytes()
+      content = read_file(path, limit_bytes=MAX_JSON_BYTES)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
       raise AnystepError(
         ExitCode.NO_INPUT, "plan_missing", path=path, expected="a plan's JSON file", fix=fix
       ) from error
-    return cls.from_json(content.decode(errors="replace"), path=path)
+    except ValueError as error:
+      raise _invalid(error, path) from error
+    return cls.from_json(content, path=path)
 
   @classmethod
-  def from_json(cls, text: str, *, path: object = "data_plan.json") -> Plan:
+  def from_json(cls, text: str | bytes, *, path: object = "data_plan.json") -> Plan:
     """Reads a plan.
 
     Raises:
       AnystepError: 65 `plan_invalid`.
     """
     try:
-      document = json.loads(text)
+      document = parse_json(text)
       version = document.pop("version")
       if type(version) is not int or version != PLAN_VERSION:
         raise ValueError(f"version {version!r}, not {PLAN_VERSION}")
       return cls._from_document(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-      raise AnystepError(
-        ExitCode.DATA,
-        "plan_invalid",
-        path=path,
-        got=f"{type(error).__name__}: {error}",
-        fix="restore the file from a copy, or resume from another checkpoint",
-      ) from error
+    except MALFORMED as error:
+      raise _invalid(error, path) from error
 
   @classmethod
   def _from_document(cls, document: dict[str, Any]) -> Plan:
@@ -631,6 +639,16 @@ class Plan:
     )
 
 
+def _invalid(error: Exception, path: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "plan_invalid",
+    path=path,
+    got=f"{type(error).__name__}: {error}",
+    fix="restore the file from a copy, or resume from another checkpoint",
+  )
+
+
 def _check_asked(
   tasks: Collection[str], rates: Mapping[str, Rate], *, batch_size: int, lanes: int | None
 ) -> None:
@@ -645,9 +663,10 @@ def _check_asked(
         fix="correct the name, or give the task's cache too",
       )
   _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
-  if lanes is not None:
+  _require(batch_size <= MAX_BATCH_ROWS, "batch_size", f"at most {MAX_BATCH_ROWS:,} rows", batch_size)
+  if lanes is not None and not (is_count(lanes, least=1) and batch_size % lanes == 0):
     divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
-    _require(is_count(lanes) and lanes in divisors, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
+    _require(False, "lanes", f"a divisor of {batch_size}: {divisors}", lanes)
 
 
 def _segment(

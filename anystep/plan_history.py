@@ -151,7 +151,7 @@ def _units_differ(one: Plan, other: Plan) -> int | None:
 def _standing(segment: Segment, step: int) -> Segment:
   """What a segment gives from a step on, without the tasks that it gives nothing of."""
   standing = segment.standing_at(step, start_step=step, reason="")
-  tasks = {name: dataclasses.replace(t, rate="") for name, t in standing.tasks.items() if t.quota}
+  tasks = {name: dataclasses.replace(t, rate="1") for name, t in standing.tasks.items() if t.quota}
   return dataclasses.replace(standing, tasks=tasks)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import string
 from collections.abc import Mapping
 
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import AS_IS, PRESHUFFLED, is_count
-from anystep.segments import refuse_wrong
+from anystep.limits import MAX_SHARDS, is_count, is_sha256, refuse_wrong
+from anystep.manifest import AS_IS, PRESHUFFLED
 from anystep.unit_tables import UnitTable
 
 
@@ -29,10 +28,10 @@ class PlannedTask:
     refuse_wrong(
       fingerprint=isinstance(self.fingerprint, str),
       manifest_sha256=isinstance(self.manifest_sha256, str),
-      num_shards=is_count(self.num_shards, least=1),
+      num_shards=is_count(self.num_shards, least=1, most=MAX_SHARDS),
       block_records=is_count(self.block_records, least=1),
       num_units=is_count(self.num_units, least=1),
-      unit_table=self.unit_table is None or _is_sha256(self.unit_table),
+      unit_table=self.unit_table is None or is_sha256(self.unit_table),
       layout=self.layout in (PRESHUFFLED, AS_IS),
     )
 
@@ -106,7 +105,3 @@ def _other_cache(task: str, field: str, *, expected: object, got: object) -> Any
     got=got,
     fix="point the run at the cache that it started with, or start anew in another MODEL_DIR",
   )
-
-
-def _is_sha256(value: object) -> bool:
-  return isinstance(value, str) and len(value) == 64 and set(value) <= set(string.hexdigits)

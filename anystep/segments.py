@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import is_count
-from anystep.mixing import Mixing
+from anystep.limits import MAX_BATCH_ROWS, is_count, is_name, refuse_wrong
+from anystep.mixing import Mixing, is_rate
 from anystep.whole_numbers import INT64_MAX
 
 
@@ -25,9 +25,7 @@ class SegmentTask:
   first_unit: int
 
   def __post_init__(self):
-    refuse_wrong(
-      rate=isinstance(self.rate, str), quota=is_count(self.quota), first_unit=is_count(self.first_unit)
-    )
+    refuse_wrong(rate=is_rate(self.rate), quota=is_count(self.quota), first_unit=is_count(self.first_unit))
 
 
 class SegmentRows(NamedTuple):
@@ -60,10 +58,10 @@ class Segment:
   def __post_init__(self):
     refuse_wrong(
       start_step=is_count(self.start_step),
-      batch_size=is_count(self.batch_size, least=1),
+      batch_size=is_count(self.batch_size, least=1, most=MAX_BATCH_ROWS),
       lanes=is_count(self.lanes, least=1) and is_count(self.batch_size) and self.batch_size % self.lanes == 0,
       first_stripe=is_count(self.first_stripe),
-      tasks=any(task.quota for task in self.tasks.values()),
+      tasks=all(map(is_name, self.tasks)) and any(task.quota for task in self.tasks.values()),
       reason=isinstance(self.reason, str),
     )
     # Refuses quotas that no rates give.
@@ -220,10 +218,3 @@ def _times_seen(values: np.ndarray) -> np.ndarray:
   seen = np.empty_like(place)
   seen[order] = place - starts
   return seen
-
-
-def refuse_wrong(**checks: bool) -> None:
-  """Raises a ValueError that names the fields whose checks fail."""
-  wrong = [name for name, right in checks.items() if not right]
-  if wrong:
-    raise ValueError(f"wrong {', '.join(wrong)}")

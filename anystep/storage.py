@@ -27,7 +27,8 @@ def put(path: epath.PathLike, content: bytes) -> None:
     with new_file(attempt) as file:
       file.write(content)
     os.replace(attempt, path)
-  except BaseException:
+  except BaseException as error:
+    _name(error, path)
     attempt.unlink(missing_ok=True)
     raise
   sync(path.parent)
@@ -57,9 +58,16 @@ def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
       if not is_remote(path):
         file.flush()
         os.fsync(file.fileno())
-  except BaseException:
+  except BaseException as error:
+    _name(error, path)
     epath.Path(path).unlink(missing_ok=True)
     raise
+
+
+def _name(error: BaseException, path: epath.PathLike) -> None:
+  """Says in a failure which file was to be written: a call on an open file does not know its name."""
+  if isinstance(error, OSError):
+    error.filename, error.filename2 = os.fspath(path), None
 
 
 def sync(path: epath.PathLike) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,8 +13,9 @@ from etils import epath
 from anystep.cache import Cache
 from anystep.converters import Rows
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import canonical_json, is_count
-from anystep.segments import refuse_wrong
+from anystep.json_files import MALFORMED, read_json
+from anystep.limits import is_count, is_name, is_sha256, refuse_wrong
+from anystep.manifest import canonical_json
 
 LIST_VERSION = 1
 NEVER = np.iinfo(np.int64).max
@@ -42,9 +42,9 @@ class TombstoneList:
 
   def __post_init__(self):
     refuse_wrong(
-      task=isinstance(self.task, str),
-      split=isinstance(self.split, str),
-      manifest_sha256=isinstance(self.manifest_sha256, str),
+      task=is_name(self.task),
+      split=is_name(self.split),
+      manifest_sha256=is_sha256(self.manifest_sha256),
       indices=_are_indices(self.indices),
       reason=isinstance(self.reason, str),
     )
@@ -85,7 +85,7 @@ class TombstoneList:
     """
     fix = "make it with anystep-data tombstone"
     try:
-      document = json.loads(epath.Path(path).read_text())
+      document = read_json(path)
       version = document.pop("version")
       if type(version) is not int or version != LIST_VERSION:
         raise ValueError(f"version {version!r}, not {LIST_VERSION}")
@@ -94,7 +94,7 @@ class TombstoneList:
       raise AnystepError(
         ExitCode.NO_INPUT, "tombstones_missing", path=path, expected="a list of examples", fix=fix
       ) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
       raise AnystepError(
         ExitCode.DATA, "tombstones_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=fix
       ) from error
@@ -111,7 +111,9 @@ class Tombstones:
   def __post_init__(self):
     refuse_wrong(
       start_step=is_count(self.start_step),
-      indices=bool(self.indices) and all(map(_are_indices, self.indices.values())),
+      indices=bool(self.indices)
+      and all(map(is_name, self.indices))
+      and all(map(_are_indices, self.indices.values())),
       reason=isinstance(self.reason, str),
     )
 

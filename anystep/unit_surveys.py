@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, ExampleParser, Ragged
 from anystep.manifest import AS_IS, canonical_json
 from anystep.packing import PackingPolicy, pack
-from anystep.progress import Progress
+from anystep.progress import library_progress
 from anystep.transforms import Records, Transform
 from anystep.unit_tables import (
   TABLE_VERSION,
@@ -93,7 +94,9 @@ def make_unit_table(
   table = open_unit_table(cache, table_key(made_for))
   if table is None:
     survey = _Survey(cache, transform, packing=packing, feature_lengths=feature_lengths)
-    table = write_unit_table(cache, made_for, survey.features, survey.shards())
+    # Closed before a failure to write is told, the progress line does not come after it.
+    with contextlib.closing(survey.shards()) as shards:
+      table = write_unit_table(cache, made_for, survey.features, shards)
   if not table.num_units:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -159,13 +162,13 @@ class _Survey:
       )
     return features
 
-  def shards(self) -> Iterator[ShardUnits]:
+  def shards(self) -> Generator[ShardUnits, None, None]:
     """Each shard's units, in shard order."""
     m = self._cache.manifest
     done = units = 0
     tokens = np.zeros(len(self.features), np.int64)
     with (
-      Progress(f"units of {m.task} {m.split}", total=m.num_examples, unit="examples") as progress,
+      library_progress(f"units of {m.task} {m.split}", total=m.num_examples, unit="examples") as progress,
       concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, m.num_shards)) as executor,
     ):
       for number, shard in enumerate(executor.map(self._shard, range(m.num_shards))):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,10 @@ from etils import epath
 from anystep import names, storage
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import FileEntry, canonical_json, is_count
+from anystep.input_files import read_file
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import MAX_COUNT, MAX_JSON_BYTES, is_count, is_name, refuse_wrong
+from anystep.manifest import FileEntry, canonical_json
 
 TABLE_VERSION = 1
 # Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
@@ -59,7 +61,14 @@ class UnitTable:
     self.directory = directory
     self._content = content
     self.sha256 = hashlib.sha256(content).hexdigest()
-    document = json.loads(content)
+    document = parse_json(content)
+    refuse_wrong(
+      made_for=isinstance(document["made_for"], dict),
+      features=isinstance(document["features"], list) and all(map(is_name, document["features"])),
+      real_tokens=all(map(is_count, document["real_tokens"].values())),
+      shard_units=isinstance(document["shard_units"], list) and all(map(is_count, document["shard_units"])),
+      num_examples=is_count(document["num_examples"]),
+    )
     self.made_for: Mapping[str, Any] = document["made_for"]
     self.features: Sequence[str] = document["features"]
     self.num_examples: int = document["num_examples"]
@@ -67,18 +76,14 @@ class UnitTable:
     self._files = [FileEntry(**entry) for entry in document["files"]]
     self.shard_units = np.array(document["shard_units"], np.int64)
     self.shard_records = np.array([file.records for file in self._files], np.int64)
-    checks = {
-      "version": document["version"] == TABLE_VERSION,
-      "shard_units": self.shard_units.ndim == 1 and len(self.shard_units) == len(self._files),
-      "num_examples": is_count(self.num_examples),
-      "files": [file.name for file in self._files]
+    refuse_wrong(
+      version=type(document["version"]) is int and document["version"] == TABLE_VERSION,
+      shard_units=len(self.shard_units) == len(self._files) and sum(document["shard_units"]) <= MAX_COUNT,
+      files=[file.name for file in self._files]
       == [names.units_name(self.made_for["split"], k, len(self._files)) for k in range(len(self._files))],
-      "features": sorted(self.real_tokens) == list(self.features),
-      "shard_records": int(self.shard_records.sum()) <= self.num_examples,
-    }
-    wrong = [name for name, right in checks.items() if not right]
-    if wrong:
-      raise ValueError(f"wrong or inconsistent {', '.join(wrong)}")
+      features=sorted(self.real_tokens) == list(self.features),
+      shard_records=sum(file.records for file in self._files) <= self.num_examples,
+    )
     self._shards: dict[int, ShardUnits] = {}
     self._lock = threading.Lock()
 
@@ -185,7 +190,7 @@ def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
   """
   for root in _roots(cache):
     for path in sorted(root.glob(f"*/{names.UNIT_TABLE}")) if root.exists() else []:
-      if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+      if hashlib.sha256(_header(path)).hexdigest() == sha256:
         return _opened(path)
   return None
 
@@ -265,14 +270,24 @@ def _roots(cache: Cache) -> Iterator[epath.Path]:
 
 def _opened(path: epath.Path) -> UnitTable:
   try:
-    table = UnitTable(path.parent, path.read_bytes())
+    table = UnitTable(path.parent, _header(path))
     if table_key(table.made_for) != path.parent.name:
       raise ValueError("made for something else than its directory's name says")
     return table
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise AnystepError(
-      ExitCode.DATA, "unit_table_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=_REMAKE
-    ) from error
+  except MALFORMED as error:
+    raise _invalid(path, error) from error
+
+
+def _header(path: epath.Path) -> bytes:
+  try:
+    return read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except (ValueError, IsADirectoryError) as error:
+    raise _invalid(path, error) from error
+
+
+def _invalid(path: epath.Path, error: Exception) -> AnystepError:
+  got = f"{type(error).__name__}: {error}"
+  return AnystepError(ExitCode.DATA, "unit_table_invalid", path=path, got=got, fix=_REMAKE)
 
 
 def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_features: int) -> ShardUnits:

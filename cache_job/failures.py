@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
 from anystep import storage
-from anystep.cache_job.split_job import SplitJob
+from anystep.cache_job.split_job import SplitJob, find_state
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
 
@@ -80,10 +80,10 @@ def full_disks_reported() -> Iterator[None]:
 
 def read_failure(job: SplitJob) -> AnystepError | None:
   """What a worker failed of; None where none did."""
-  try:
-    document = json.loads(failure_path(job).read_text())
-  except FileNotFoundError:
-    return None
+  return find_state(failure_path(job), _failure_of)
+
+
+def _failure_of(document: Any) -> AnystepError:
   code = ExitCode(document["code"])
   return AnystepError(code, document["kind"], fix=document["fix"], **dict(document["fields"]))
 

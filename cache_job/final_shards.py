@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -31,13 +32,15 @@ ShardFiles = dict[str, ShardFile]
 
 def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
   """A shard's files; None where it is not finished, or no longer whole."""
-  document = find_marker(job, "final", shard)
-  if document is None:
-    return None
-  files = {
-    kind: ShardFile(entry=FileEntry(**found["entry"]), file=found["file"]) for kind, found in document.items()
+  files = find_marker(job, "final", shard, _files_of)
+  return files if files is not None and all(_is_there(job, file) for file in files.values()) else None
+
+
+def _files_of(document: Any) -> ShardFiles:
+  return {
+    kind: ShardFile(entry=FileEntry(**found["entry"]), file=str(found["file"]))
+    for kind, found in document.items()
   }
-  return files if all(_is_there(job, file) for file in files.values()) else None
 
 
 def write_shard(job: SplitJob, shard: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,8 @@ from anystep.cache_job.options import CacheOptions, exclusive
 from anystep.cache_job.selection import select_tasks
 from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import parse_json
+from anystep.limits import are_feature_lengths
 
 _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
 
@@ -242,15 +243,18 @@ def _lengths(text: str | None) -> dict[str, int] | None:
   if text is None:
     return None
   try:
-    return {str(name): int(length) for name, length in json.loads(text).items()}
-  except (ValueError, AttributeError, TypeError) as error:
+    lengths = parse_json(text)
+  except ValueError:
+    lengths = None
+  if not are_feature_lengths(lengths):
     raise AnystepError(
       ExitCode.USAGE,
       "task_feature_lengths",
       expected='JSON like {"inputs": 512, "targets": 114}',
       got=text,
       fix="quote the value for the shell",
-    ) from error
+    )
+  return lengths
 
 
 def run() -> None:

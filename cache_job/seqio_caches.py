@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import seqio
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import read_json
 from anystep.names import info_name, stats_name
 
 
@@ -87,10 +87,10 @@ def check_count(directory: epath.PathLike, split: str, num_examples: int) -> Non
 def _document(directory: epath.PathLike, name: str) -> dict[str, Any]:
   """One of the two JSON files that SeqIO writes beside a split."""
   try:
-    document = json.loads((epath.Path(directory) / name).read_bytes())
+    document = read_json(epath.Path(directory) / name)
   except FileNotFoundError as error:
     raise _incomplete(directory, name, "no such file") from error
-  except ValueError as error:
+  except (ValueError, IsADirectoryError) as error:
     raise _incomplete(directory, f"JSON in {name}", str(error)) from error
   if not isinstance(document, dict):
     raise _incomplete(directory, f"a JSON object in {name}", type(document).__name__)

@@ -86,10 +86,13 @@ def all_spills(job: SplitJob) -> list[Spill]:
 
 def find_sorted(job: SplitJob, plan: FinalPlan, group: int) -> str | None:
   """The name of a finished sorted file; None where it is not, no longer whole, or of other spills."""
-  document = find_marker(job, "sorted", group)
-  if document is None or document["spills"] != [file.name for file in plan.groups[group]]:
+  found = find_marker(
+    job, "sorted", group, lambda found: (found["spills"], str(found["file"]), found["bytes"])
+  )
+  if found is None:
     return None
-  return document["file"] if is_whole(job, document["file"], document["bytes"]) else None
+  spills, name, size = found
+  return name if spills == [file.name for file in plan.groups[group]] and is_whole(job, name, size) else None
 
 
 def sort_group(job: SplitJob, group: int) -> None:

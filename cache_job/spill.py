@@ -62,22 +62,23 @@ class Spill:
 
 def count_source(job: SplitJob, shard: int) -> None:
   """Counts a source shard's examples, where ranges are cut."""
-  if find_marker(job, "count", shard) is None:
+  if find_marker(job, "count", shard, dict) is None:
     with reported_failures(job, source_shard=job.source_shards[shard]):
       put_marker(job, "count", shard, {"examples": count_examples(registered_task(job), job, shard)})
 
 
 def find_spill(job: SplitJob, number: int) -> Spill | None:
   """A finished spill; None where it is not, or no longer whole."""
-  document = find_marker(job, "spill", number)
-  if document is None:
-    return None
+  spill = find_marker(job, "spill", number, _spill_of)
+  return spill if spill and all(is_whole(job, file.name, file.bytes) for file in spill.files) else None
+
+
+def _spill_of(document: Any) -> Spill:
   features = document["features"]
   if features is not None:
     features = {name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in features.items()}
   files = [SpillFile(**file) for file in document["files"]]
-  spill = Spill(**{**document, "features": features, "files": files})
-  return spill if all(is_whole(job, file.name, file.bytes) for file in files) else None
+  return Spill(**{**document, "features": features, "files": files})
 
 
 def write_spill(job: SplitJob, source: SourceRange) -> Spill:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from etils import epath
 
 from anystep import storage
 from anystep.cache_job.spill_files import SpillFile
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED, read_json
+from anystep.limits import is_count
 from anystep.manifest import canonical_json
 
 # The numbers in the names of what is finished.
 _MARKER = re.compile(r"(count|spill|sorted|final)-(\d+)\.json\Z")
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +103,9 @@ def source_ranges(job: SplitJob) -> list[SourceRange]:
     return [SourceRange(number=k, name=name, shard=k) for k, name in enumerate(job.source_shards)]
   ranges: list[SourceRange] = []
   for shard, name in enumerate(job.source_shards):
-    count = read_marker(job, "count", shard)["examples"]
+    count = find_marker(job, "count", shard, _count_of)
+    if count is None:
+      raise FileNotFoundError(f"count {shard} of {job.task} {job.split} is not finished")
     # Of a source shard without examples one range is left, so that it stands in the manifest.
     for start in range(0, max(count, 1), job.range_examples):
       stop = min(start + job.range_examples, count)
@@ -118,11 +122,18 @@ def write_plan(job: SplitJob, plan: FinalPlan) -> None:
 
 def find_plan(job: SplitJob) -> FinalPlan | None:
   """The plan; None where there is none yet."""
-  document = _read_json(_plan_path(job))
-  if document is None:
-    return None
+  return find_state(_plan_path(job), _plan_of)
+
+
+def _plan_of(document: Any) -> FinalPlan:
   groups = [[SpillFile(**file) for file in group] for group in document["groups"]]
   return FinalPlan(**{**document, "groups": groups})
+
+
+def _count_of(document: Any) -> int:
+  if not is_count(document["examples"]):
+    raise ValueError(f"{document['examples']!r} examples")
+  return document["examples"]
 
 
 def read_plan(job: SplitJob) -> FinalPlan:
@@ -142,21 +153,34 @@ def put_marker(job: SplitJob, kind: str, number: int, document: Mapping[str, Any
   storage.put(epath.Path(job.directory) / f"{kind}-{number:05d}.json", canonical_json(document).encode())
 
 
-def find_marker(job: SplitJob, kind: str, number: int) -> dict[str, Any] | None:
-  """What a worker said of a finished item; None where none did."""
-  return _read_json(epath.Path(job.directory) / f"{kind}-{number:05d}.json")
+def find_marker(job: SplitJob, kind: str, number: int, read: Callable[[Any], _Value]) -> _Value | None:
+  """What a worker said of a finished item, as `find_state`; None where none did."""
+  return find_state(epath.Path(job.directory) / f"{kind}-{number:05d}.json", read)
 
 
-def read_marker(job: SplitJob, kind: str, number: int) -> dict[str, Any]:
-  """What a worker said of an item that must be finished.
+def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None:
+  """What a job left in a JSON file; None where there is none.
+
+  Args:
+    path: the file.
+    read: makes a value of its document.
 
   Raises:
-    FileNotFoundError: where it is not.
+    AnystepError: 65 `job_state_invalid` for what a job does not leave.
   """
-  document = find_marker(job, kind, number)
-  if document is None:
-    raise FileNotFoundError(f"{kind} {number} of {job.task} {job.split} is not finished")
-  return document
+  try:
+    return read(read_json(path))
+  except FileNotFoundError:
+    return None
+  except (*MALFORMED, IsADirectoryError) as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "job_state_invalid",
+      path=path,
+      expected="what an earlier run of the job left",
+      got=f"{type(error).__name__}: {error}",
+      fix="run the job once with --noresume, which starts anew",
+    ) from error
 
 
 def finished_items(job: SplitJob) -> dict[str, set[int]]:
@@ -195,10 +219,3 @@ def is_whole(job: SplitJob, name: str, size: int) -> bool:
 
 def _plan_path(job: SplitJob) -> epath.Path:
   return epath.Path(job.directory) / "plan.json"
-
-
-def _read_json(path: epath.Path) -> dict[str, Any] | None:
-  try:
-    return json.loads(path.read_bytes())
-  except FileNotFoundError:
-    return None

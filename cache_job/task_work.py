@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -21,9 +20,10 @@ from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.selection import check_splits
 from anystep.cache_job.seqio_caches import cached_shards
 from anystep.cache_job.sorted_spills import bounded
-from anystep.cache_job.split_job import SplitJob, finished_items
+from anystep.cache_job.split_job import SplitJob, find_state, finished_items
 from anystep.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import parse_json
 from anystep.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
 from anystep.tasks.fingerprint import (
   SEQIO_CACHE,
@@ -192,10 +192,11 @@ def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> Non
 def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
   provenance = task_fingerprint(task, job).provenance
   path = epath.Path(job.directory) / "provenance.json"
-  if not path.exists():
+  before_job = find_state(path, lambda document: document)
+  if before_job is None:
     storage.put(path, canonical_json(provenance).encode())
     return
-  difference = first_difference(json.loads(path.read_bytes()), json.loads(canonical_json(provenance)))
+  difference = first_difference(before_job, parse_json(canonical_json(provenance)))
   if difference:
     item, before, now = difference
     raise AnystepError(

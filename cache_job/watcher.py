@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
 from anystep.cache_job.spill import find_spill, progress_path
 from anystep.cache_job.split_job import SplitJob, find_plan, finished_items, source_ranges
+from anystep.errors import AnystepError
 from anystep.progress import Progress
 
 _POLL_SECONDS = 0.5
@@ -29,6 +31,11 @@ class Watcher:
     self._thread.join()
 
   def _watch(self) -> None:
+    # What cannot be read now the job's own workers and parent tell of.
+    with contextlib.suppress(AnystepError, OSError, ValueError):
+      self._watch_all()
+
+  def _watch_all(self) -> None:
     counted = [job for job in self._jobs if job.range_examples is not None]
     shards = [(job, k) for job in counted for k in range(len(job.source_shards))]
     if counted and not self._follow("count", "source shards", "count", shards):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import uuid
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from etils import epath
 
+from anystep import storage
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import is_count
+from anystep.json_files import parse_json
+from anystep.limits import are_feature_lengths
 from anystep.packing import PackingPolicy
 from anystep.tasks.mixture_files import is_mixture_text, read_mixture
 
@@ -118,13 +118,7 @@ def write_output(path: str, text: str, overwrite: bool) -> None:
     AnystepError: as `check_output`.
   """
   check_output(path, overwrite)
-  target = epath.Path(path)
-  part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-  try:
-    part.write_text(text, encoding="utf-8")
-    part.replace(target)
-  finally:
-    part.unlink(missing_ok=True)
+  storage.put(path, text.encode())
 
 
 def check_output(path: str, overwrite: bool) -> None:
@@ -164,10 +158,10 @@ def wrong(kind: str, expected: str, got: object) -> AnystepError:
 def feature_lengths_json(text: str) -> dict[str, int]:
   """A flag's feature lengths, `{"inputs": 512}`."""
   try:
-    lengths = json.loads(text)
+    lengths = parse_json(text)
   except ValueError:
     lengths = None
-  if not isinstance(lengths, dict) or not all(map(is_count, lengths.values())):
+  if not are_feature_lengths(lengths):
     raise argparse.ArgumentTypeError(f'expected JSON such as {{"inputs": 512}}, got {text!r}')
   return lengths
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,8 @@ from etils import epath
 from anystep import names
 from anystep.cache import Cache, read_completed
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED, read_json
+from anystep.limits import is_name
 from anystep.manifest import AS_IS
 from anystep.packing import PackingPolicy
 from anystep.plan import Plan
@@ -319,13 +320,13 @@ def _read_plan(path: epath.Path) -> Plan:
 
 def _read_roots(path: epath.Path) -> list[str]:
   try:
-    document = json.loads(path.read_bytes())
+    document = read_json(path)
     if document.keys() != {"version", "cache_dirs"} or document["version"] != 1:
       raise ValueError("no version 1")
     roots = document["cache_dirs"]
-    if not (isinstance(roots, list) and all(isinstance(root, str) for root in roots)):
+    if not (isinstance(roots, list) and all(map(is_name, roots))):
       raise ValueError("cache_dirs is no list of names")
-  except (ValueError, AttributeError, TypeError) as error:
+  except (*MALFORMED, IsADirectoryError) as error:
     raise AnystepError(
       ExitCode.DATA,
       "caches_invalid",

@@ -20,7 +20,7 @@ from anystep.converters import FeatureConverter, Rows
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Ragged
-from anystep.manifest import is_count
+from anystep.limits import is_count
 from anystep.plan import Plan, Rate
 from anystep.stream import Stream, find_cache, open_stream
 from anystep.tasks.fingerprint import check_reader

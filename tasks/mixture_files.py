@@ -7,18 +7,18 @@ is `cache/my_task,0.3;cache/other,0.7`. A path is the directory of a task's cach
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
 
 from etils import epath
 
 from anystep import names
-from anystep.cache import read_completed
+from anystep.cache import read_completed, read_manifest
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import Manifest
+from anystep.input_files import read_file
+from anystep.json_files import parse_json
+from anystep.limits import MAX_JSON_BYTES, is_name
 from anystep.mixing import exact_share
 
 _KEYS = {"path", "weight"}
@@ -69,7 +69,7 @@ def read_mixture(text: str) -> FileMixture:
   Raises:
     AnystepError: 66 `mixture_missing`; 78 `mixture_invalid` for what is neither; 78 `rates` for a weight that
       is not a number >= 0; 66 `cache_missing`, 78 `mixture_path` for a path that is no task's cache; 65 as
-      `read_completed` and `Manifest.from_json`.
+      `read_completed` and `read_manifest`.
   """
   entries = list(_of_file(text) if text.endswith(".json") else _of_string(text))
   if not entries:
@@ -88,7 +88,7 @@ def read_mixture(text: str) -> FileMixture:
 
 def _of_file(path: str) -> Iterator[_Entry]:
   try:
-    text = epath.Path(path).read_text()
+    text = read_file(path, limit_bytes=MAX_JSON_BYTES)
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -97,14 +97,10 @@ def _of_file(path: str) -> Iterator[_Entry]:
       expected='a JSON file, {"name": {"path": "cache/my_task", "weight": 0.3}}',
       fix="correct the path, or write the file",
     ) from error
+  except ValueError as error:
+    raise _invalid(path, expected="a JSON file", got=str(error)) from error
   try:
-    document = json.loads(
-      text,
-      object_pairs_hook=_once,
-      parse_int=_Number,
-      parse_float=_Number,
-      parse_constant=_Number,
-    )
+    document = parse_json(text, number=_Number)
   except ValueError as error:
     raise _invalid(path, expected="JSON in which each name stands once", got=str(error)) from error
   if not isinstance(document, dict):
@@ -113,7 +109,7 @@ def _of_file(path: str) -> Iterator[_Entry]:
     place = f"{path}: {name}"
     if not isinstance(entry, dict) or entry.keys() != _KEYS:
       raise _invalid(place, expected='{"path": …, "weight": …}', got=entry, **_misspelled(entry))
-    if not isinstance(entry["path"], str) or isinstance(entry["path"], _Number):
+    if not is_name(entry["path"]) or isinstance(entry["path"], _Number):
       raise _invalid(place, expected="a path that is a text", got=entry["path"])
     if not isinstance(entry["weight"], _Number):
       raise _invalid(place, expected="a weight that is a number", got=entry["weight"])
@@ -126,16 +122,6 @@ def _of_string(text: str) -> Iterator[_Entry]:
     if not (comma and path and weight):
       raise _invalid(text, expected="path,weight joined by ;", got=part)
     yield _Entry(place=text, name=epath.Path(path).name, path=path, weight=weight)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object whose names differ: Python's own reader would take the last of equal ones."""
-  known: dict[str, Any] = {}
-  for name, value in pairs:
-    if name in known:
-      raise ValueError(f"{name!r} stands there twice")
-    known[name] = value
-  return known
 
 
 def _misspelled(entry: object) -> dict[str, str]:
@@ -160,8 +146,8 @@ def _cache_at(entry: _Entry) -> tuple[str, str]:
       path=directory / names.COMPLETED,
       fix="name the directory of a task's cache, <root>/<task>, as anystep-cache wrote it",
     )
-  path = directory / names.manifest_name(min(completed))
-  task = Manifest.from_json(path.read_text(), path=path).task
+  split = min(completed)
+  task = read_manifest(directory / names.manifest_name(split), completed[split]).task
   root = directory
   for _ in task.split(":"):
     root = root.parent

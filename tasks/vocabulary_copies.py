@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +19,7 @@ from anystep.cache import Cache
 from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import Manifest
+from anystep.progress import library_notice
 from anystep.tasks.vocabularies import HuggingFaceVocabulary
 from anystep.tasks.vocabulary_files import content_of, is_there, use_file
 
@@ -87,8 +86,9 @@ def remove_unused_copies(directory: epath.Path, splits: Iterable[str]) -> None:
     return
   used: set[str] = set()
   for split in splits:
-    document = json.loads((directory / names.manifest_name(split)).read_bytes())
-    used.update(document["fingerprint"]["provenance"].get("vocabularies", {}).values())
+    path = directory / names.manifest_name(split)
+    manifest = Manifest.from_json(path.read_bytes(), path=path)
+    used.update(manifest.fingerprint.provenance.get("vocabularies", {}).values())
   for path in folder.iterdir():
     if path.name not in used:
       path.unlink()
@@ -97,7 +97,7 @@ def remove_unused_copies(directory: epath.Path, splits: Iterable[str]) -> None:
 
 
 def use_copies(task: seqio.Task, cache: Cache) -> None:
-  """Lets a cache's copies stand in for files of a task's vocabularies that are gone, and says so on stderr.
+  """Lets a cache's copies stand in for files of a task's vocabularies that are gone; programs tell of it.
 
   Raises:
     AnystepError: 65 `file_missing`, `file_changed` where the copy itself is.
@@ -108,7 +108,7 @@ def use_copies(task: seqio.Task, cache: Cache) -> None:
       continue
     cache.vocabulary(sha256)
     path = names.vocabulary_path(cache.directory, sha256)
-    print(f"{task.name}: {file} cannot be read; the cache's copy is used, {path}", file=sys.stderr)
+    library_notice(f"{task.name}: {file} cannot be read; the cache's copy is used, {path}")
     use_file(file, path)
 
 

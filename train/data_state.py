@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 
 from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import canonical_json, is_count
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name, refuse_wrong
+from anystep.manifest import canonical_json
 from anystep.names import DATA_PLAN, DATA_UNCACHED
 from anystep.packing import PackingPolicy
 from anystep.plan import Plan
@@ -36,18 +37,14 @@ class UncachedState:
   packing: str
 
   def __post_init__(self):
-    checks = {
-      "mixture_or_task_name": isinstance(self.mixture_or_task_name, str),
-      "split": isinstance(self.split, str),
-      "batch_size": is_count(self.batch_size, least=1),
-      "seed": is_count(self.seed),
-      "feature_lengths": isinstance(self.feature_lengths, Mapping)
-      and all(is_count(length, least=1) for length in self.feature_lengths.values()),
-      "packing": self.packing in [policy.value for policy in PackingPolicy],
-    }
-    wrong = [name for name, right in checks.items() if not right]
-    if wrong:
-      raise ValueError(f"unexpected values of {', '.join(wrong)}")
+    refuse_wrong(
+      mixture_or_task_name=is_name(self.mixture_or_task_name),
+      split=is_name(self.split),
+      batch_size=is_count(self.batch_size, least=1, most=MAX_BATCH_ROWS),
+      seed=is_count(self.seed),
+      feature_lengths=are_feature_lengths(self.feature_lengths, least=1),
+      packing=self.packing in [policy.value for policy in PackingPolicy],
+    )
 
   @property
   def num_steps(self) -> None:
@@ -67,11 +64,11 @@ class UncachedState:
       AnystepError: 65 `data_uncached_invalid`.
     """
     try:
-      document = json.loads(text)
+      document = parse_json(text)
       if (document.pop("version"), document.pop("exact")) != (_VERSION, False):
         raise ValueError("another version")
       return cls(**document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
       raise AnystepError(
         ExitCode.DATA,
         "data_uncached_invalid",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import seqio
 
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import is_count
+from anystep.limits import is_count
 from anystep.packing import PackingPolicy
 from anystep.plan import Rate
 from anystep.tasks.deterministic_task import tasks_with_split

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import is_count
+from anystep.limits import is_count
 
 LogicalAxisRules = tuple[tuple[str, str | None], ...]
 

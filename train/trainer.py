@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import is_count
+from anystep.limits import is_count
 from anystep.packing import PackingPolicy
 from anystep.tasks.evaluation import check_metrics
 from anystep.train.built_values import Value, built_values

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from anystep import progress as progress_module
-from anystep.progress import Progress, duration
+from anystep.progress import Progress, duration, library_notice, library_progress, shown_library_work
 
 
 class Clock:
@@ -51,11 +51,20 @@ def test_the_last_line_says_how_long_it_took(clock):
   assert lines[-1] == "verify demo: 7,000/7,000 bytes, 1.9 bytes/s, took 1:02:05"
 
 
-def test_the_end_is_shown_however_short_the_work(clock):
-  assert lines_of(clock, [(0, 3, {})], total=3, unit="files") == [
-    "verify demo: 3/3 files, 0.0 files/s, took 0:00"
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_work_of_less_than_two_seconds_shows_nothing(clock, stream):
+  stream = stream()
+  with Progress("verify demo", total=3, unit="files", stream=stream) as progress:
+    progress.update(1)
+    clock.seconds += 1.9
+    progress.update(3)
+  assert stream.getvalue() == ""
+
+
+def test_the_end_of_two_seconds_of_work_is_shown(clock):
+  assert lines_of(clock, [(2, 3, {})], total=3, unit="files") == [
+    "verify demo: 3/3 files, 1.5 files/s, took 0:02"
   ]
-  assert lines_of(clock, [], total=None, unit="files") == ["verify demo: 0 files, 0.0 files/s, took 0:00"]
 
 
 def test_work_of_unknown_size_has_no_time_left(clock):
@@ -86,8 +95,9 @@ def test_facts_are_named_in_words(clock):
   assert line.endswith(", loss scale 2, lr 1e-3")
 
 
-def test_lines_go_to_stderr_by_default(capsys):
+def test_lines_go_to_stderr_by_default(clock, capsys):
   with Progress("verify demo", total=1, unit="files") as progress:
+    clock.seconds += 5
     progress.update(1)
   captured = capsys.readouterr()
   assert captured.out == ""
@@ -98,14 +108,16 @@ def test_the_end_is_shown_when_the_work_fails(clock):
   stream = io.StringIO()
   with pytest.raises(KeyError), Progress("verify", total=3, unit="files", stream=stream) as progress:  # noqa: PT012
     progress.update(2)
+    clock.seconds += 3
     raise KeyError
   assert stream.getvalue().startswith("verify: 2/3 files")
 
 
-def test_a_terminal_gets_one_bar_with_the_same_words(monkeypatch):
+def test_a_terminal_gets_one_bar_with_the_same_words(clock, monkeypatch):
   monkeypatch.setenv("COLUMNS", "120")
   stream = Terminal()
   with Progress("verify demo", total=1000, unit="bytes", stream=stream) as progress:
+    clock.seconds += 2
     progress.update(400, file="a")
     progress.update(1000)
   shown = stream.getvalue()
@@ -113,6 +125,25 @@ def test_a_terminal_gets_one_bar_with_the_same_words(monkeypatch):
   assert "━" in shown
   assert "1,000/1,000 bytes" in shown
   assert "took 0:0" in shown
+
+
+def test_the_librarys_work_is_shown_by_programs_alone(clock, capsys):
+  def work():
+    with library_progress("units of demo", total=2, unit="examples") as progress:
+      clock.seconds += 10
+      progress.update(2)
+    library_notice("a copy is used")
+
+  work()
+  assert capsys.readouterr() == ("", "")
+  with shown_library_work():
+    work()
+  shown = capsys.readouterr()
+  assert shown.out == ""
+  first, *_, last = shown.err.splitlines()
+  assert (first.startswith("units of demo: 2/2 examples"), last) == (True, "a copy is used")
+  work()
+  assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""Files that others wrote, opened without waiting for a writer and read whole within a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO
+
+from etils import epath
+
+from anystep import storage
+from anystep.errors import AnystepError, ExitCode
+
+
+@contextlib.contextmanager
+def open_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
+  """A regular file, open for reading.
+
+  A FIFO or a device would keep its reader waiting without end, or give it bytes without end.
+
+  Raises:
+    AnystepError: 66 `file_unreadable` for a file that this user may not read.
+    ValueError: for what is there and no regular file, and for a path that no file can have.
+    FileNotFoundError, NotADirectoryError, IsADirectoryError, OSError: as `open` does, and with the path.
+  """
+  try:
+    with epath.Path(path).open("rb") if storage.is_remote(path) else _open_local(path) as file:
+      yield file
+  except PermissionError as error:
+    raise unreadable(error, path) from error
+  except OSError as error:
+    error.filename = error.filename or os.fspath(path)
+    raise
+
+
+def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
+  """A regular file's bytes.
+
+  Raises:
+    AnystepError, OSError, ValueError: as `open_file`; ValueError for more than limit_bytes.
+  """
+  with open_file(path) as file:
+    content = file.read(limit_bytes + 1)
+  if len(content) > limit_bytes:
+    raise ValueError(f"more than {limit_bytes:,} bytes")
+  return content
+
+
+def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
+  """The error for a file or directory that this user may not read."""
+  return AnystepError(
+    ExitCode.NO_INPUT,
+    "file_unreadable",
+    path=error.filename or path,
+    expected="a file that this user may read, in directories that it may enter",
+    got=f"{type(error).__name__}: {error.strerror}",
+    fix="let the program's user read it (chmod, chown), or run as one who may",
+  )
+
+
+def _open_local(path: epath.PathLike) -> IO[bytes]:
+  # Looked at before it is opened, for opening a device can do something to it; and after, for it may change.
+  _check_regular(os.stat(path))
+  descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  try:
+    _check_regular(os.fstat(descriptor))
+    return open(descriptor, "rb")
+  except BaseException:
+    os.close(descriptor)
+    raise
+
+
+def _check_regular(found: os.stat_result) -> None:
+  if stat.S_ISDIR(found.st_mode):
+    raise IsADirectoryError(21, "Is a directory")
+  if not stat.S_ISREG(found.st_mode):
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    raise ValueError(f"{kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, not a regular file")
