@@ -437,9 +437,11 @@ def _content(path: epath.Path, size: int = -1) -> bytes:
   except (FileNotFoundError, NotADirectoryError) as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
   except (ValueError, IsADirectoryError) as error:
-    raise AnystepError(
-      ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE
-    ) from error
+    raise _no_file(path, error) from error
+
+
+def _no_file(path: epath.Path, error: Exception) -> AnystepError:
+  return AnystepError(ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE)
 
 
 def _stamp_of(path: epath.Path) -> FileStamp:
@@ -452,10 +454,12 @@ def _stamp_of(path: epath.Path) -> FileStamp:
 def _sha256_of(path: epath.Path) -> str:
   """The sha256 of a file's content, which is read piece by piece."""
   try:
-    with path.open("rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_file(path) as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
   except (FileNotFoundError, NotADirectoryError) as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+  except (ValueError, IsADirectoryError) as error:
+    raise _no_file(path, error) from error
 
 
 def _check_sha256(path: epath.Path, expected: str, found: str) -> None:

@@ -25,6 +25,7 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
   Raises:
     AnystepError: 64 `flags`.
   """
+  check_arguments(argv)
   if {"--help", "-h"} & set(argv):
     print(text, values.get_help(), sep="\n")
     sys.exit(0)
@@ -36,6 +37,22 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     ) from error
   if rest:
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+  """Refuses arguments that no shell can give, for no file's name holds them: NUL, and what has no bytes.
+
+  Raises:
+    AnystepError: 64 `arguments`.
+  """
+  for argument in argv:
+    try:
+      held = b"\0" not in os.fsencode(argument)
+    except UnicodeEncodeError:
+      held = False
+    if not held:
+      expected, fix = "characters that names of files may have", "leave the character out"
+      raise AnystepError(ExitCode.USAGE, "arguments", expected=expected, got=argument, fix=fix)
 
 
 def _end(error: AnystepError) -> int:

@@ -34,7 +34,8 @@ def parse_json(text: str | bytes, *, number: Callable[[str], Any] | None = None)
 
   Args:
     text: bytes are UTF-8.
-    number: what makes a value of each number as it is written; int and float by default.
+    number: what makes a value of each number as it is written, of NaN and infinities too; int and float by
+      default, which refuse those.
 
   Raises:
     ValueError: for what is no JSON, too large or too deep; NaN and infinities; a name that stands twice.
@@ -47,7 +48,7 @@ def parse_json(text: str | bytes, *, number: Callable[[str], Any] | None = None)
   decoded = text.decode() if isinstance(text, bytes) else text
   try:
     value = json.loads(
-      decoded, object_pairs_hook=_once, parse_constant=_refuse, parse_int=number, parse_float=number
+      decoded, object_pairs_hook=_once, parse_constant=number or _refuse, parse_int=number, parse_float=number
     )
   except RecursionError:
     raise _too_deep() from None

@@ -18,6 +18,7 @@ from anystep.limits import is_count, is_name, is_sha256, refuse_wrong
 from anystep.manifest import canonical_json
 
 LIST_VERSION = 1
+_MAKE_LIST = "make it with anystep-data tombstone"
 NEVER = np.iinfo(np.int64).max
 _LOSS_WEIGHTS, _SEGMENT_IDS = "loss_weights", "segment_ids"
 # MaxText takes the loss where this is not 0.
@@ -72,6 +73,22 @@ class TombstoneList:
       task=m.task, split=m.split, manifest_sha256=cache.manifest_sha256, indices=found, reason=reason
     )
 
+  def check_indices(self, cache: Cache) -> None:
+    """Refuses examples that the list's cache does not have.
+
+    Raises:
+      AnystepError: 65 `tombstones_invalid`.
+    """
+    if self.indices[-1] >= len(cache):
+      raise AnystepError(
+        ExitCode.DATA,
+        "tombstones_invalid",
+        task=self.task,
+        expected=f"indices up to {len(cache) - 1}",
+        got=self.indices[-1],
+        fix=_MAKE_LIST,
+      )
+
   def to_json(self) -> str:
     """The file's text."""
     return canonical_json({"version": LIST_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
@@ -83,7 +100,6 @@ class TombstoneList:
     Raises:
       AnystepError: 66 `tombstones_missing`; 65 `tombstones_invalid`.
     """
-    fix = "make it with anystep-data tombstone"
     try:
       document = read_json(path)
       version = document.pop("version")
@@ -92,11 +108,11 @@ class TombstoneList:
       return cls(**document)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
       raise AnystepError(
-        ExitCode.NO_INPUT, "tombstones_missing", path=path, expected="a list of examples", fix=fix
+        ExitCode.NO_INPUT, "tombstones_missing", path=path, expected="a list of examples", fix=_MAKE_LIST
       ) from error
     except MALFORMED as error:
       raise AnystepError(
-        ExitCode.DATA, "tombstones_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=fix
+        ExitCode.DATA, "tombstones_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=_MAKE_LIST
       ) from error
 
 

@@ -300,9 +300,15 @@ def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_feat
   if found != file.sha256:
     raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=file.sha256, got=found, fix=_REMAKE)
   # Local files are mapped: memory goes to what needs it more.
-  if storage.is_remote(path):
-    table = np.load(io.BytesIO(content), allow_pickle=False)
-  else:
-    table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+  try:
+    if storage.is_remote(path):
+      table = np.load(io.BytesIO(content), allow_pickle=False)
+    else:
+      table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    expected = (num_units + 1 + file.records * (1 + num_features),)
+    if table.shape != expected:
+      raise ValueError(f"shape {table.shape}, not {expected}")
+  except ValueError as error:
+    raise _invalid(path, error) from error
   starts, records, lengths = np.split(table, [num_units + 1, num_units + 1 + file.records])
   return ShardUnits(starts, records, lengths.reshape(file.records, num_features))

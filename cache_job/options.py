@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from anystep import containers, storage
 from anystep.errors import AnystepError, ExitCode
+from anystep.limits import MAX_COUNT, MAX_FEATURE_LENGTH, MAX_SHARDS, are_feature_lengths, is_count, is_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class CacheOptions:
     pipeline_options: Beam's own, as on its command line.
 
   Raises:
-    AnystepError: 64 `options_exclusive` for two that contradict each other.
+    AnystepError: 64 `options_exclusive` for two that contradict each other, `option_limit` for numbers that
+      no cache has.
   """
 
   cache_dir: str
@@ -80,6 +82,7 @@ class CacheOptions:
         got=self.cache_dir,
         fix="mount the store, or cache to a disk and copy the finished cache",
       )
+    self._check_limits()
     if self.task_feature_lengths and self.cache_at != "end":
       raise exclusive(
         "task_feature_lengths", "cache_at=placeholder", "nothing before the placeholder takes them"
@@ -106,6 +109,36 @@ class CacheOptions:
           expected="another --output_cache_dir than --from_seqio_cache",
           got=self.cache_dir,
           fix="write to another directory",
+        )
+
+  def _check_limits(self) -> None:
+    """Refuses numbers that no cache has, which would fail or fill the memory later in the job."""
+    shards = f"at most {MAX_SHARDS:,}"
+    checks = {
+      "seed": (is_seed(self.seed), "a whole number of 64 bits"),
+      "base_seed": (is_seed(self.base_seed), "a whole number of 64 bits"),
+      **{
+        name: (getattr(self, name) is None or is_count(getattr(self, name), most=MAX_SHARDS), shards)
+        for name in ("num_shards", "min_shards", "max_shards")
+      },
+      **{
+        name: (getattr(self, name) is None or is_count(getattr(self, name)), f"at most {MAX_COUNT}")
+        for name in ("block_records", "range_examples", "max_bad_examples")
+      },
+      "determinism_check": (0 <= self.determinism_check <= 100, "0 to 100"),
+      "task_feature_lengths": (
+        self.task_feature_lengths is None or are_feature_lengths(self.task_feature_lengths),
+        f"whole numbers, 0 to {MAX_FEATURE_LENGTH}",
+      ),
+    }
+    for name, (right, expected) in checks.items():
+      if not right:
+        raise AnystepError(
+          ExitCode.USAGE,
+          "option_limit",
+          expected=f"--{name}: {expected}",
+          got=getattr(self, name),
+          fix=f"correct --{name}",
         )
 
 

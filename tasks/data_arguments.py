@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from etils import epath
 
 from anystep import storage
+from anystep.command_line import check_arguments
 from anystep.epochs import EpochPolicy
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.json_files import parse_json
@@ -22,6 +23,11 @@ _STEP_LIMIT = 1 << 48
 
 class Parser(argparse.ArgumentParser):
   """Wrong arguments end as every foreseen failure does."""
+
+  def parse_known_args(self, args=None, namespace=None):
+    """See `argparse.ArgumentParser`."""
+    check_arguments(args or ())
+    return super().parse_known_args(args, namespace)
 
   def error(self, message: str) -> NoReturn:
     raise AnystepError(ExitCode.USAGE, "arguments", got=message, fix=f"{self.prog} --help lists them")
@@ -128,6 +134,15 @@ def check_output(path: str, overwrite: bool) -> None:
     AnystepError: 73 `output_exists`, `output_directory`.
   """
   target = epath.Path(path)
+  if target.is_dir():
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "output_exists",
+      path=path,
+      expected="a file",
+      got="a directory",
+      fix="write to a file in it",
+    )
   if target.exists() and not overwrite:
     raise AnystepError(
       ExitCode.CANNOT_CREATE, "output_exists", path=path, fix="write to another file, or add --overwrite"

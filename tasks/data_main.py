@@ -148,6 +148,7 @@ def _when_was(arguments: argparse.Namespace) -> None:
     indices: Sequence[int] = example_indices(arguments, cache)
   else:
     plan.tasks[task].check_manifest(listed.task, listed.manifest_sha256)
+    listed.check_indices(cache)
     indices = listed.indices
   rows = [when_was(plan, source.by_task, task, index, steps) for index in indices]
   _print_rows(heapq.merge(*rows, key=lambda row: (row["step"], row["row"])), arguments)

@@ -9,6 +9,9 @@ from anystep.errors import nearest
 from anystep.inspection import index_of_source
 from anystep.tasks.data_arguments import usage, within, wrong
 
+# No number of a source shard has as many; Python refuses to read a number of thousands.
+_NUMBER_DIGITS = 20
+
 
 def add_example_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
   """Flags that say which examples of a task; returns the group of those of which one is needed."""
@@ -37,7 +40,7 @@ def example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
   named = [k for k, shard in enumerate(m.source_shards) if shard.name == arguments.source]
   if len(named) > 1:
     raise wrong("source", f"one of the numbers {named} that have this name", arguments.source)
-  if not named and not arguments.source.isdecimal():
+  if not named and not (arguments.source.isdecimal() and len(arguments.source) <= _NUMBER_DIGITS):
     raise wrong(
       "source", nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
     )

@@ -117,13 +117,13 @@ def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = 
 def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
   cached = manifest.fingerprint.provenance
-  is_adopted = cached["source"] == SEQIO_CACHE
+  is_adopted = cached.get("source") == SEQIO_CACHE
   now = provenance_part(
     task, seed=manifest.seed, base_seed=manifest.base_seed, seqio_cache=() if is_adopted else None
   )
   if is_adopted:
     # Its files need not be there any more.
-    now["source_arguments"] = cached["source_arguments"]
+    now["source_arguments"] = cached.get("source_arguments")
   if "vocabularies" not in cached:
     # The cache is older than the word; what its vocabularies hold is the reader part's.
     now.pop("vocabularies", None)

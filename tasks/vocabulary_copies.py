@@ -18,6 +18,8 @@ from anystep import names, storage
 from anystep.cache import Cache
 from anystep.descriptions import describe
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED
+from anystep.limits import MAX_FEATURE_LENGTH, is_count
 from anystep.manifest import Manifest
 from anystep.progress import library_notice
 from anystep.tasks.vocabularies import HuggingFaceVocabulary
@@ -124,8 +126,11 @@ def cached_vocabularies(cache: Cache) -> dict[str, seqio.Vocabulary]:
   made = {}
   for feature, described in features.items():
     sha256 = cache.vocabularies.get(feature)
-    vocabulary = _rebuilt(described["vocabulary"], cache, sha256)
     # Of what a description leaves open, such as overrides of a normalizer, nothing is guessed.
+    try:
+      vocabulary = _rebuilt(described["vocabulary"], cache, sha256)
+    except MALFORMED:
+      continue
     if vocabulary is not None and describe(vocabulary) == described["vocabulary"]:
       made[feature] = vocabulary
   return made
@@ -133,6 +138,8 @@ def cached_vocabularies(cache: Cache) -> dict[str, seqio.Vocabulary]:
 
 def _rebuilt(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> seqio.Vocabulary | None:
   extra_ids = described["extra_ids"]
+  if not is_count(extra_ids, most=MAX_FEATURE_LENGTH):
+    return None
   if described["class"] == _class_name(seqio.ByteVocabulary):
     return seqio.ByteVocabulary(extra_ids=extra_ids)
   if sha256 is None:

@@ -8,17 +8,17 @@ import glob
 import hashlib
 import io
 import os
+import stat
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from etils import epath
-
 from anystep import storage
 from anystep.command_line import run_program
 from anystep.errors import AnystepError, ExitCode
+from anystep.input_files import read_file
 from anystep.progress import Progress, duration
 from anystep.tasks.arrow_rows import open_input
 from anystep.tasks.data_arguments import Parser, add_module_import_flag, check_output, task_unknown
@@ -35,6 +35,7 @@ from anystep.tasks.vocabulary_training import (
 
 _SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 _SHOWN_SECONDS = 0.5
+_MAX_FILE_BYTES = 1 << 30
 
 
 def main(argv: Sequence[str]) -> int:
@@ -163,7 +164,7 @@ def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
-  paths = [path for path in sorted(glob.glob(arguments.files, recursive=True)) if not os.path.isdir(path)]
+  paths = [path for path in sorted(glob.glob(arguments.files, recursive=True)) if _may_end(path)]
   if not paths:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -177,6 +178,12 @@ def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
   return ([line] for path in paths for line in _first_lines(path, quota))
 
 
+def _may_end(path: str) -> bool:
+  """Whether a path is a file, or a pipe as shells make of `<(command)`: devices may give text without end."""
+  mode = os.stat(path).st_mode if os.path.exists(path) else 0
+  return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
 def _first_lines(path: str, count: int) -> Iterator[str]:
   with io.TextIOWrapper(open_input(path), encoding="utf-8", errors="replace") as file:
     for _, line in zip(range(count), file, strict=False):
@@ -185,8 +192,10 @@ def _first_lines(path: str, count: int) -> Iterator[str]:
 
 def _show(arguments: argparse.Namespace) -> None:
   try:
-    content = epath.Path(arguments.file).read_bytes()
-  except (FileNotFoundError, IsADirectoryError) as error:
+    content = read_file(arguments.file, limit_bytes=_MAX_FILE_BYTES)
+  except ValueError as error:
+    raise _invalid(arguments.file, error) from error
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     raise AnystepError(
       ExitCode.NO_INPUT,
       "vocabulary_missing",

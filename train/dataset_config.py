@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import seqio
 
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.limits import is_count
+from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name
 from anystep.packing import PackingPolicy
 from anystep.plan import Rate
 from anystep.tasks.deterministic_task import tasks_with_split
@@ -55,16 +55,20 @@ class DatasetConfig:
 
   def __post_init__(self):
     counts = {
-      "batch_size": is_count(self.batch_size),
+      "batch_size": is_count(self.batch_size, most=MAX_BATCH_ROWS),
       "seed": is_count(self.seed),
       "num_epochs": self.num_epochs is None or is_count(self.num_epochs, least=1),
       "prefetch_batches": is_count(self.prefetch_batches),
-      "task_feature_lengths": isinstance(self.task_feature_lengths, Mapping)
-      and all(is_count(length, least=1) for length in self.task_feature_lengths.values()),
+      "task_feature_lengths": are_feature_lengths(self.task_feature_lengths, least=1),
     }
     wrong = [f"{name}={getattr(self, name)!r}" for name, right in counts.items() if not right]
     if wrong:
-      raise ValueError(f"expected whole numbers, got {', '.join(wrong)}")
+      raise ValueError(f"expected whole numbers in their limits, got {', '.join(wrong)}")
+    named = {"split": (self.split,), "cache_dir": self.cache_dirs, "module": self.modules}
+    named["plan"] = () if self.plan is None else (self.plan,)
+    for name, texts in named.items():
+      if not all(map(is_name, texts)):
+        raise ValueError(f"{name}: expected texts without control characters, got {getattr(self, name)!r}")
     packings = [policy.value for policy in PackingPolicy]
     if self.packing not in packings:
       raise ValueError(f"packing: expected {' or '.join(packings)}, got {self.packing!r}")

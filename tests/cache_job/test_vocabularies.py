@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from anystep.cache import open_cache
 from anystep.errors import AnystepError
 from anystep.manifest import canonical_json
+from anystep.progress import shown_library_work
 from anystep.tasks import vocabulary_files
 from anystep.tasks.decoding import described, kept_vocabularies
 from anystep.tasks.fingerprint import check_reader, provenance_difference
@@ -199,7 +200,8 @@ class TestWhereTheOriginalsAreGone:
     place = moved(originals)
     task = task_of(pieces(originals), tokens(originals))
     cache = open_cache(cached, NAME, "train")
-    check_reader(task, cache.manifest, cache=cache)
+    with shown_library_work():
+      check_reader(task, cache.manifest, cache=cache)
     note = capsys.readouterr().err.splitlines()
     assert len(note) == 2
     assert all(str(originals) in line and str(cached / NAME / "vocabularies") in line for line in note)

@@ -19,7 +19,6 @@ from unimportable import WITHOUT
 import oracle
 from anystep.command_line import run_program
 from anystep.data_stats import CacheStats, mixture_shares
-from anystep.errors import AnystepError
 from anystep.plan import Plan
 from anystep.plan_history import history, totals
 from anystep.tasks.data_main import main
@@ -108,12 +107,10 @@ def what_was_at(cache, *arguments, steps="0:3", batch_size=12):
 
 
 def printed(capsys, *arguments, status=0):
-  """The lines on stdout of a run that ends well; on stderr there is progress alone."""
+  """The lines on stdout of a run that ends well; on stderr is progress alone, where the machine is slow."""
   assert main([str(argument) for argument in arguments]) == status
   captured = capsys.readouterr()
-  assert all(
-    re.match(r"(verify|stats|units of) \S+ \S+: |token ids are", line) for line in captured.err.splitlines()
-  )
+  assert all(re.match(r"(verify|stats) \S+ \S+: |token ids are", line) for line in captured.err.splitlines())
   return captured.out.splitlines()
 
 
@@ -708,10 +705,7 @@ def test_a_cache_as_written_is_said_to_be_so_split_by_split(tmp_path, capsys):
     f"demo train: 1,500 examples in 6 files, {sizes['train']:,} bytes: as written",
     f"demo validation: 20 examples in 4 files, {sizes['validation']:,} bytes: as written",
   ]
-  assert [line.split(":")[0] for line in captured.err.splitlines()] == [
-    "verify demo train",
-    "verify demo validation",
-  ]
+  assert captured.err == ""
 
 
 def test_the_caches_of_every_kind_of_source_are_verified(source, root, capsys):
@@ -1035,9 +1029,8 @@ def test_everything_works_where_nothing_else_is_installed(root, tmp_path):
 
 
 def test_an_interrupted_write_leaves_nothing(plan_file, tmp_path, monkeypatch):
-  from etils import epath
-
-  monkeypatch.setattr(type(epath.Path("/")), "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-  with pytest.raises((OSError, AnystepError)):
+  monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+  with pytest.raises(OSError, match="full") as failed:
     main(["plan", "skip", f"--plan={plan_file}", "--steps=7:9", f"--output={tmp_path / 'x.json'}"])
+  assert failed.value.filename == str(tmp_path / "x.json")
   assert list(tmp_path.iterdir()) == []
