@@ -662,7 +662,7 @@ def _check_asked(
         got=name,
         fix="correct the name, or give the task's cache too",
       )
-  _require(is_count(batch_size, least=1), "batch_size", "at least 1 row", batch_size)
+  _require(type(batch_size) is int and batch_size >= 1, "batch_size", "at least 1 row", batch_size)
   _require(batch_size <= MAX_BATCH_ROWS, "batch_size", f"at most {MAX_BATCH_ROWS:,} rows", batch_size)
   if lanes is not None and not (is_count(lanes, least=1) and batch_size % lanes == 0):
     divisors = [m for m in range(1, batch_size + 1) if batch_size % m == 0]

@@ -19,6 +19,7 @@ from anystep import storage
 from anystep.command_line import run_program
 from anystep.errors import AnystepError, ExitCode
 from anystep.input_files import read_file
+from anystep.limits import MAX_COUNT
 from anystep.progress import Progress, duration
 from anystep.tasks.arrow_rows import open_input
 from anystep.tasks.data_arguments import Parser, add_module_import_flag, check_output, task_unknown
@@ -36,6 +37,7 @@ from anystep.tasks.vocabulary_training import (
 _SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 _SHOWN_SECONDS = 0.5
 _MAX_FILE_BYTES = 1 << 30
+_MAX_PIECES = 1 << 24
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
   train.add_argument("--split", default="train", help="of the task; default train")
   text = "of the task, may be repeated; default all output features that are text"
   train.add_argument("--feature", action="append", help=text)
-  train.add_argument("--size", type=_whole(4), required=True, help="pieces, with padding, end and unknown")
+  train.add_argument(
+    "--size", type=_whole(4, _MAX_PIECES), required=True, help="pieces, with padding, end and unknown"
+  )
   train.add_argument("--model_type", choices=MODEL_TYPES, default="unigram", help="default unigram")
   text = "share of the text's characters that get pieces; default 0.9995"
   train.add_argument("--character_coverage", type=_share, default=0.9995, metavar="SHARE", help=text)
@@ -268,10 +272,11 @@ def _usage(got: str, fix: str) -> AnystepError:
   return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-vocab --help lists them")
 
 
-def _whole(least: int) -> Any:
+def _whole(least: int, most: int = MAX_COUNT) -> Any:
   def parsed(text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-      raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+    # Python reads no number of thousands of digits.
+    if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
+      raise argparse.ArgumentTypeError(f"expected a whole number, {least} to {most}, got {text!r}")
     return int(text)
 
   return parsed
