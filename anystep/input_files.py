@@ -42,8 +42,11 @@ def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
     AnystepError, OSError, ValueError: as `open_file`; ValueError for more than limit_bytes.
   """
   with open_file(path) as file:
-    content = file.read(limit_bytes + 1)
-  if len(content) > limit_bytes:
+    size_bytes = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    # A file may grow, and some of the system's have no size.
+    content = file.read(limit_bytes + 1) if size_bytes <= limit_bytes else b""
+  if max(size_bytes, len(content)) > limit_bytes:
     raise ValueError(f"more than {limit_bytes:,} bytes")
   return content
 

@@ -8,7 +8,7 @@ import os
 from anystep.errors import AnystepError, ExitCode
 from anystep.input_files import unreadable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SUCH_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -30,7 +30,7 @@ def os_failure(error: OSError) -> AnystepError:
     fix = "name a path where no file stands in a directory's place, nor a directory in a file's"
   elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
     code, kind, fix = ExitCode.CANNOT_CREATE, "cannot_create", "choose a place that can be written to"
-  elif error.errno in _FULL:
+  elif error.errno in FULL:
     code, kind, fix = ExitCode.IO, "disk_full", "make room, and run it again"
   elif error.errno in _NO_SUCH_PATH and path is not None:
     code, kind, fix = ExitCode.USAGE, "path_invalid", "name a path that the file system has, or shorten it"

@@ -20,6 +20,7 @@ from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import MAX_COUNT, MAX_JSON_BYTES, is_count, is_name, refuse_wrong
 from anystep.manifest import FileEntry, canonical_json
+from anystep.os_failures import FULL, os_failure
 
 TABLE_VERSION = 1
 # Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
@@ -203,7 +204,7 @@ def write_unit_table(
   Several processes may write the same table at once: each file appears whole, the header last.
 
   Raises:
-    AnystepError: 73 `unit_table_write`.
+    AnystepError: 73 `unit_table_write`; 74 `disk_full`.
   """
   m = cache.manifest
   directory = _writable_directory(cache, table_key(made_for))
@@ -258,7 +259,7 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
   try:
     storage.put(path, content)
   except OSError as error:
-    raise _unwritable(str(error)) from error
+    raise (os_failure(error) if error.errno in FULL else _unwritable(str(error))) from error
 
 
 def _roots(cache: Cache) -> Iterator[epath.Path]:

@@ -138,7 +138,7 @@ def test_a_read_that_fails_names_the_file(tmp_path, monkeypatch):
     def __exit__(self, *exc_info):
       pass
 
-    def read(self, size):
+    def seek(self, *arguments):
       raise OSError(5, "Input/output error")
 
   monkeypatch.setattr("anystep.input_files._open_local", lambda path: Broken())
