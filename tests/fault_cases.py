@@ -172,6 +172,9 @@ def _same_training(root: pathlib.Path, end: pathlib.Path) -> None:
 def unit_table(folder: pathlib.Path) -> Case:
   """The units of a packed plan are looked for, and kept beside the cache."""
   built = caches.build(folder / "cache", num_examples=60)
+  # Where a table goes that finds no place beside its cache; here none can.
+  home = folder / "home"
+  home.write_text("no folder")
   flags = ('--feature_lengths={"inputs": 11, "targets": 9}', "--packing=greedy", "--batch_size=6")
 
   def arguments(root: pathlib.Path) -> Sequence[str]:
@@ -190,6 +193,7 @@ def unit_table(folder: pathlib.Path) -> Case:
     imports=DATA,
     arguments=arguments,
     begin=lambda root: shutil.copytree(built.root, root),
+    environment={"XDG_CACHE_HOME": str(home)},
     committed=r"units\.json",
     disk_failed=("disk_full", "io_failed", "unit_table_write"),
   )
