@@ -254,6 +254,9 @@ class RecordReader:
     with self._lock:
       self._first_blocks.clear()
       self._pool.drop_where(lambda key: key[0] == self._owner)
+    for table in self._tables:
+      if table is not None:
+        table.let_go()
 
   def _windows(self, task: np.ndarray, turns: Turns) -> tuple[np.ndarray, np.ndarray]:
     """First turn, and that after the last, of the windows that turns are in, `(rows,)` each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,16 +17,19 @@ from etils import epath
 from anystep import names, storage
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
+from anystep.forks import start_anew_in_children
 from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import MAX_COUNT, MAX_JSON_BYTES, is_count, is_name, refuse_wrong
 from anystep.manifest import FileEntry, canonical_json
 from anystep.os_failures import FULL, os_failure
+from anystep.read_pool import ReadPool, process_pool
+from anystep.unit_table_files import UnitTableFile, table_invalid
 
 TABLE_VERSION = 1
+_owners = itertools.count()
 # Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
 REMAKE_TABLE = "remove the task's unit tables (units/ beside its cache) and start a new plan"
-_REMAKE = "remove the directory: the table is made anew, identically, when it is needed"
 
 
 class Members(NamedTuple):
@@ -45,8 +49,8 @@ class Members(NamedTuple):
 class UnitTable:
   """The units of a task's cache under a packing policy, after what may drop examples or change lengths.
 
-  Made by `unit_surveys.make_unit_table`, found by `find_unit_table`. A shard's part is read and compared with
-  what was written, when one of its units is first asked for.
+  Made by `unit_surveys.make_unit_table`, found by `find_unit_table`. A shard's file is compared with what was
+  written when one of its units is first asked for, and whatever is read of it later too; see `UnitTableFile`.
 
   Attributes:
     directory: where it lies.
@@ -58,7 +62,9 @@ class UnitTable:
     shard_units: R_s, `(S,) int64`. shard_records: records that are in some unit, `(S,) int64`.
   """
 
-  def __init__(self, directory: epath.Path, content: bytes):
+  def __init__(self, directory: epath.Path, content: bytes, *, pool: ReadPool | None = None):
+    self._pool = process_pool() if pool is None else pool
+    self._owner = ("unit table", next(_owners))
     self.directory = directory
     self._content = content
     self.sha256 = hashlib.sha256(content).hexdigest()
@@ -85,7 +91,12 @@ class UnitTable:
       features=sorted(self.real_tokens) == list(self.features),
       shard_records=sum(file.records for file in self._files) <= self.num_examples,
     )
-    self._shards: dict[int, ShardUnits] = {}
+    self._shards: dict[int, UnitTableFile] = {}
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Makes a new lock, as a forked process must."""
     self._lock = threading.Lock()
 
   def __reduce__(self):
@@ -111,27 +122,43 @@ class UnitTable:
     Raises:
       AnystepError: 65 `file_missing`, `file_changed` where the table is not what was written.
     """
-    own = self._shard(shard)
-    starts = own.starts[places].astype(np.int64)
-    counts = own.starts[places + 1] - starts
+    file = self._shard(shard)
+    records_start = int(self.shard_units[shard]) + 1
+    lengths_start = records_start + int(self.shard_records[shard])
+    starts = file.take(places)
+    counts = file.take(places + 1) - starts
     entries = ranges(starts, counts)
-    return Members(counts, own.records[entries].astype(np.int64), own.lengths[entries].astype(np.int64))
+    num_features = len(self.features)
+    columns = lengths_start + entries[:, None] * num_features + np.arange(num_features)
+    lengths = file.take(columns.reshape(-1)).reshape(len(entries), num_features)
+    return Members(counts, file.take(records_start + entries), lengths)
 
   def kept(self, shard: int) -> np.ndarray:
     """Places of the shard's records that are in some unit, `(records,)`, in no order."""
-    return self._shard(shard).records
+    start = int(self.shard_units[shard]) + 1
+    return self._shard(shard).all(start, start + int(self.shard_records[shard]))
 
   def unit_of(self, shard: int, record: int) -> int | None:
     """The place of the unit that has a record of the shard; None for a record that is dropped."""
-    own = self._shard(shard)
-    (entries,) = np.nonzero(own.records == record)
-    return int(np.searchsorted(own.starts, entries[0], side="right")) - 1 if len(entries) else None
+    (entries,) = np.nonzero(self.kept(shard) == record)
+    if not len(entries):
+      return None
+    starts = self._shard(shard).all(0, int(self.shard_units[shard]) + 1)
+    return int(np.searchsorted(starts, entries[0], side="right")) - 1
 
-  def _shard(self, shard: int) -> ShardUnits:
+  def let_go(self) -> None:
+    """Lets go of what is held; it is read again where it is asked for."""
+    self._pool.drop_where(lambda key: key[0] == self._owner)
+
+  def _shard(self, shard: int) -> UnitTableFile:
     with self._lock:
       if shard not in self._shards:
         file, num_units = self._files[shard], int(self.shard_units[shard])
-        self._shards[shard] = _read_shard(self.directory, file, num_units, len(self.features))
+        num_words = num_units + 1 + file.records * (1 + len(self.features))
+        path = self.directory / file.name
+        self._shards[shard] = UnitTableFile(
+          path, file, num_words=num_words, pool=self._pool, key=(self._owner, shard)
+        )
       return self._shards[shard]
 
 
@@ -179,7 +206,7 @@ def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
   for root in _roots(cache):
     path = root / key / names.UNIT_TABLE
     if path.exists():
-      return _opened(path)
+      return _opened(path, cache.pool)
   return None
 
 
@@ -192,7 +219,7 @@ def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
   for root in _roots(cache):
     for path in sorted(root.glob(f"*/{names.UNIT_TABLE}")) if root.exists() else []:
       if hashlib.sha256(_header(path)).hexdigest() == sha256:
-        return _opened(path)
+        return _opened(path, cache.pool)
   return None
 
 
@@ -228,7 +255,7 @@ def write_unit_table(
   }
   content = (canonical_json(header, indent=1) + "\n").encode()
   _write_whole(directory / names.UNIT_TABLE, content)
-  return UnitTable(directory, content)
+  return UnitTable(directory, content, pool=cache.pool)
 
 
 def _writable_directory(cache: Cache, key: str) -> epath.Path:
@@ -269,47 +296,18 @@ def _roots(cache: Cache) -> Iterator[epath.Path]:
   yield epath.Path(home) / "anystep" / "units"
 
 
-def _opened(path: epath.Path) -> UnitTable:
+def _opened(path: epath.Path, pool: ReadPool) -> UnitTable:
   try:
-    table = UnitTable(path.parent, _header(path))
+    table = UnitTable(path.parent, _header(path), pool=pool)
     if table_key(table.made_for) != path.parent.name:
       raise ValueError("made for something else than its directory's name says")
     return table
   except MALFORMED as error:
-    raise _invalid(path, error) from error
+    raise table_invalid(path, error) from error
 
 
 def _header(path: epath.Path) -> bytes:
   try:
     return read_file(path, limit_bytes=MAX_JSON_BYTES)
   except (ValueError, IsADirectoryError) as error:
-    raise _invalid(path, error) from error
-
-
-def _invalid(path: epath.Path, error: Exception) -> AnystepError:
-  got = f"{type(error).__name__}: {error}"
-  return AnystepError(ExitCode.DATA, "unit_table_invalid", path=path, got=got, fix=_REMAKE)
-
-
-def _read_shard(directory: epath.Path, file: FileEntry, num_units: int, num_features: int) -> ShardUnits:
-  path = directory / file.name
-  try:
-    content = path.read_bytes()
-  except FileNotFoundError as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_REMAKE) from error
-  found = hashlib.sha256(content).hexdigest()
-  if found != file.sha256:
-    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=file.sha256, got=found, fix=_REMAKE)
-  # Local files are mapped: memory goes to what needs it more.
-  try:
-    if storage.is_remote(path):
-      table = np.load(io.BytesIO(content), allow_pickle=False)
-    else:
-      table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    expected = (num_units + 1 + file.records * (1 + num_features),)
-    if table.shape != expected:
-      raise ValueError(f"shape {table.shape}, not {expected}")
-  except ValueError as error:
-    raise _invalid(path, error) from error
-  starts, records, lengths = np.split(table, [num_units + 1, num_units + 1 + file.records])
-  return ShardUnits(starts, records, lengths.reshape(file.records, num_features))
+    raise table_invalid(path, error) from error
