@@ -152,7 +152,9 @@ class Plan:
       rate_unit: what rates count: `examples`, as SeqIO's do, or `units`.
       lanes: M; hosts whose number divides it read files of their own. Default: the most that the
         order specification allows.
-      transforms: what each task's examples go through at reading, as `open_stream` is given it.
+      transforms: what each task's examples go through at reading, as `open_stream` is given it. The plan
+        holds a hash of it, and other transforms are refused; None where it is not known yet: then the first
+        reader's are taken into its plan.
 
     Raises:
       AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `packing`, `epoch_policy`, `rates`, `rate_unit`,
@@ -186,6 +188,8 @@ class Plan:
     own = transforms_by_task(transforms, by_name)
     tables = made_tables(wanted, own, packing=PackingPolicy(packing), feature_lengths=lengths)
     planned = {name: PlannedTask.of(cache, tables.get(name)) for name, cache in by_name.items()}
+    if transforms is not None:
+      planned = {name: task.knowing(own.get(name), task=name) for name, task in planned.items()}
     segment = _segment(
       planned,
       rates,
@@ -253,7 +257,10 @@ class Plan:
     lengths = self.feature_lengths
     own = transforms_by_task(transforms, unknown, others=self.tasks)
     new_tables = made_tables(unknown, own, packing=self.packing, feature_lengths=lengths)
-    planned = {**self.tasks, **{n: PlannedTask.of(cache, new_tables.get(n)) for n, cache in unknown.items()}}
+    new_tasks = {name: PlannedTask.of(cache, new_tables.get(name)) for name, cache in unknown.items()}
+    if transforms is not None:
+      new_tasks = {name: task.knowing(own.get(name), task=name) for name, task in new_tasks.items()}
+    planned = {**self.tasks, **new_tasks}
     tables = {**self.on_caches(new_caches).unit_tables, **new_tables}
     segment = _segment(
       planned,
@@ -479,15 +486,16 @@ class Plan:
     Args:
       caches: by task name.
       transforms: what the tasks' examples go through at reading, where that is known: the plan is refused
-        if it was made for another, and a unit table that is not there is made anew.
+        if it was made for another, takes it up if it knows of none, and a unit table that is not there is
+        made anew.
 
     Raises:
       AnystepError: 76 `plan_cache` for a cache other than the one that the plan was made for, with both
         sides of the first difference; `feature_lengths` for one that was cached for other lengths;
-        `unit_table` for other transforms; 66 `unit_table_missing`; as `make_unit_table` and
-        `transforms_by_task`.
+        `unit_table` and `plan_transforms` for other transforms; 66 `unit_table_missing`; as
+        `make_unit_table`, `transforms_by_task` and `identity_of`.
     """
-    tables, shard_units = dict(self.unit_tables), dict(self.shard_units)
+    tasks, tables, shard_units = dict(self.tasks), dict(self.unit_tables), dict(self.shard_units)
     own = None if transforms is None else transforms_by_task(transforms, self.tasks, others=caches)
     how: dict[str, Any] = {"packing": self.packing, "feature_lengths": self.feature_lengths}
     for name in self.tasks.keys() & caches.keys():
@@ -499,12 +507,19 @@ class Plan:
       if table is None and sha256 is not None:
         raise table_missing(caches[name], sha256)
       self.tasks[name].check(caches[name], table, self.feature_lengths)
+      if own is not None:
+        tasks[name] = self.tasks[name].read_through(own.get(name), task=name)
       if table is not None:
         tables[name], shard_units[name] = table, table.shard_units
       elif caches[name].manifest.layout == AS_IS:
         shard_units[name] = caches[name].manifest.shard_records
     check_packed_alike(tables)
-    return dataclasses.replace(self, unit_tables=tables, shard_units=shard_units)
+    return dataclasses.replace(self, tasks=tasks, unit_tables=tables, shard_units=shard_units)
+
+  @property
+  def unknown_transforms(self) -> list[str]:
+    """Names of tasks of which the plan does not know what their examples go through at reading."""
+    return [name for name in self.task_names if self.tasks[name].transforms is None]
 
   def _units_at(self, step: int) -> dict[str, int]:
     """The next unit at a step of every task that had one before."""
@@ -566,7 +581,7 @@ class Plan:
       name: [dataclasses.asdict(entry) for entry in fields[name]]
       for name in fields.keys() & {"segments", "tombstones"}
     }
-    tasks = {name: dataclasses.asdict(task) for name, task in self.tasks.items()}
+    tasks = {name: task.to_document() for name, task in self.tasks.items()}
     document = {"version": PLAN_VERSION, **fields, **several, "tasks": tasks}
     return canonical_json(document, indent=1) + "\n"
 

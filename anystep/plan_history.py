@@ -215,7 +215,11 @@ def _real_rows(plan: Plan, step: int) -> np.ndarray:
 
 def _order_differs(one: Plan, other: Plan, name: str) -> int | None:
   """The first unit of a task that may lie elsewhere in one plan than in the other."""
-  if one.tasks[name] != other.tasks[name]:
+  pair = [plan.tasks[name] for plan in (one, other)]
+  if any(task.transforms is None for task in pair):
+    # A plan that does not know them says nothing of them.
+    pair = [dataclasses.replace(task, transforms=None) for task in pair]
+  if pair[0] != pair[1]:
     return 0
   policies = {one.epoch_policy, other.epoch_policy}
   if policies == {EpochPolicy.SAME} or (len(policies) == 1 and one.seed == other.seed):

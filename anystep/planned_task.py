@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.limits import MAX_SHARDS, is_count, is_sha256, refuse_wrong
-from anystep.manifest import AS_IS, PRESHUFFLED
+from anystep.manifest import AS_IS, PRESHUFFLED, canonical_json
+from anystep.transforms import Transform, transforms_sha256
 from anystep.unit_tables import UnitTable
+
+# Of what a reader does, in an error.
+_SHOWN_CHARACTERS = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedTask:
-  """The cache, and the unit table if it has one, that a plan was made for: on any other it is refused."""
+  """The cache, unit table and transforms that a plan was made for: on any other it is refused.
+
+  `transforms` is what `transforms_sha256` gives of them; None where nobody who made the plan knew them.
+  """
 
   fingerprint: str
   manifest_sha256: str
@@ -23,6 +31,7 @@ class PlannedTask:
   num_units: int
   unit_table: str | None = None
   layout: str = PRESHUFFLED
+  transforms: str | None = None
 
   def __post_init__(self):
     refuse_wrong(
@@ -33,6 +42,7 @@ class PlannedTask:
       num_units=is_count(self.num_units, least=1),
       unit_table=self.unit_table is None or is_sha256(self.unit_table),
       layout=self.layout in (PRESHUFFLED, AS_IS),
+      transforms=self.transforms is None or is_sha256(self.transforms),
     )
 
   @classmethod
@@ -62,6 +72,44 @@ class PlannedTask:
       layout=m.layout,
     )
 
+  def to_document(self) -> dict[str, Any]:
+    """The task in a plan's JSON: `transforms` is there where it is known."""
+    document = dataclasses.asdict(self)
+    return document if self.transforms is not None else without_transforms(document)
+
+  def knowing(self, transform: Transform | None, *, task: str) -> PlannedTask:
+    """The same of what the task's examples go through.
+
+    Raises:
+      AnystepError: as `identity_of`.
+    """
+    return dataclasses.replace(self, transforms=transforms_sha256(transform, task=task))
+
+  def read_through(self, transform: Transform | None, *, task: str) -> PlannedTask:
+    """The same, of what its examples go through at reading; what cannot be told stays unknown.
+
+    Raises:
+      AnystepError: 76 `plan_transforms` where the plan was made for others; where it was made for any, as
+        `identity_of`.
+    """
+    try:
+      found = self.knowing(transform, task=task)
+    except AnystepError:
+      if self.transforms is None:
+        return self
+      raise
+    if self.transforms not in (None, found.transforms):
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "plan_transforms",
+        task=task,
+        expected=self.transforms,
+        got=found.transforms,
+        transforms="none" if transform is None else canonical_json(transform.identity)[:_SHOWN_CHARACTERS],
+        fix="read with the transforms that the plan was made for, or start a new plan with these",
+      )
+    return found
+
   def check(self, cache: Cache, table: UnitTable | None, feature_lengths: Mapping[str, int]) -> None:
     """Refuses a cache or table other than the plan was made for, or a cache that was made for other lengths.
 
@@ -70,7 +118,7 @@ class PlannedTask:
     """
     name = cache.manifest.task
     found = dataclasses.asdict(PlannedTask.of(cache, table))
-    for field, value in dataclasses.asdict(self).items():
+    for field, value in without_transforms(dataclasses.asdict(self)).items():
       if found[field] != value:
         raise _other_cache(name, field, expected=value, got=found[field])
     for feature, length in (cache.manifest.task_feature_lengths or {}).items():
@@ -93,6 +141,11 @@ class PlannedTask:
     """
     if manifest_sha256 != self.manifest_sha256:
       raise _other_cache(name, "manifest_sha256", expected=self.manifest_sha256, got=manifest_sha256)
+
+
+def without_transforms(document: dict[str, Any]) -> dict[str, Any]:
+  """What a task's JSON says besides."""
+  return {name: value for name, value in document.items() if name != "transforms"}
 
 
 def _other_cache(task: str, field: str, *, expected: object, got: object) -> AnystepError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import hashlib
+import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +13,11 @@ import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch
+from anystep.manifest import canonical_json
 from anystep.permutation import round_keys, sub_keys
+
+# What Python's own repr of an object ends with.
+_ADDRESS = re.compile(r"[^\"]* at 0x[0-9a-fA-F]{6,}")
 
 
 class Records(NamedTuple):
@@ -39,17 +45,20 @@ class Transform(abc.ABC):
   """One example to one, or to none, whatever stands beside it; random draws follow from its record alone.
 
   Attributes:
-    identity: JSON that names what is done: where it differs, so may results. Part of a unit table's name.
+    identity: JSON that names what is done: where it differs, so may results. Part of a unit table's name, and
+      plans hold a hash of it.
     appended_tokens: by feature, where sequences are at most cut to the feature lengths and given this many
       tokens more: then lengths follow from the cache's by arithmetic. None where only running it tells.
     may_drop: whether some examples may be dropped.
     is_random: whether anything is drawn.
+    does_nothing: whether every example comes out as it went in, so that it is as good as none.
   """
 
   identity: Any
   appended_tokens: Mapping[str, int] | None = None
   may_drop: bool = False
   is_random: bool = False
+  does_nothing: bool = False
 
   @abc.abstractmethod
   def __call__(self, batch: Batch, records: Records) -> Batch:
@@ -83,6 +92,7 @@ class Chain(Transform):
       for member in (transform.transforms if isinstance(transform, Chain) else [transform])
     )
     self.identity = [transform.identity for transform in self.transforms]
+    self.does_nothing = all(transform.does_nothing for transform in self.transforms)
     self.may_drop = any(transform.may_drop for transform in self.transforms)
     self.is_random = any(transform.is_random for transform in self.transforms)
     self.appended_tokens = _sum([transform.appended_tokens for transform in self.transforms])
@@ -111,6 +121,45 @@ def _sum(appended: Sequence[Mapping[str, int] | None]) -> Mapping[str, int] | No
     return None
   names = sorted({name for tokens in known for name in tokens})
   return {name: sum(tokens.get(name, 0) for tokens in known) for name in names}
+
+
+def identity_of(transform: Transform | None, *, task: str) -> Any:
+  """What names a task's transform in any process, as JSON; None where there is none.
+
+  Raises:
+    AnystepError: 78 `transform_identity` where its identity is no JSON, or says where an object lies in
+      memory, which another process would not find again.
+  """
+  if transform is None:
+    return None
+  try:
+    address = _ADDRESS.search(canonical_json(transform.identity))
+    got = address and address[0]
+  except (TypeError, ValueError) as error:
+    got = str(error)
+  if got:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "transform_identity",
+      task=task,
+      expected="what is the same in every process",
+      got=got,
+      fix="give the transform an identity=, or let its function capture no such object",
+    )
+  return transform.identity
+
+
+def transforms_sha256(transform: Transform | None, *, task: str) -> str:
+  """Names what a task's examples go through at reading: sha256 of the identity's canonical JSON.
+
+  Of what does nothing it is that of null.
+
+  Raises:
+    AnystepError: as `identity_of`.
+  """
+  identity = identity_of(transform, task=task)
+  named = None if transform is None or transform.does_nothing else identity
+  return hashlib.sha256(canonical_json(named).encode()).hexdigest()
 
 
 def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | None:

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,10 @@ import numpy as np
 from anystep.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, ExampleParser, Ragged
-from anystep.manifest import AS_IS, canonical_json
+from anystep.manifest import AS_IS
 from anystep.packing import PackingPolicy, pack
 from anystep.progress import library_progress
-from anystep.transforms import Records, Transform
+from anystep.transforms import Records, Transform, identity_of
 from anystep.unit_tables import (
   TABLE_VERSION,
   ShardUnits,
@@ -29,8 +28,6 @@ from anystep.unit_tables import (
 )
 
 _SURVEYED_RECORDS = 1024
-# What Python's own repr of an object ends with.
-_ADDRESS = re.compile(r"[^\"]* at 0x[0-9a-fA-F]{6,}")
 
 
 def needs_unit_table(transform: Transform | None, packing: PackingPolicy) -> bool:
@@ -48,26 +45,14 @@ def table_made_for(
   """What decides a table, as JSON.
 
   Raises:
-    AnystepError: 78 `transform_identity` where the transform's says where an object lies in memory: then no
-      other process would find the table.
+    AnystepError: as `identity_of`: no other process would find the table.
   """
-  identity = None if transform is None else transform.identity
-  address = _ADDRESS.search(canonical_json(identity))
-  if address:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "transform_identity",
-      task=cache.manifest.task,
-      expected="what is the same in every process",
-      got=address[0],
-      fix="give the transform an identity=, or let its function capture no such object",
-    )
   return {
     "version": TABLE_VERSION,
     "task": cache.manifest.task,
     "split": cache.manifest.split,
     "manifest_sha256": cache.manifest_sha256,
-    "transforms": identity,
+    "transforms": identity_of(transform, task=cache.manifest.task),
     "feature_lengths": dict(feature_lengths),
     "packing": packing.value,
   }

@@ -281,14 +281,14 @@ def _start(
 
 def task_readers(
   modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
-) -> dict[str, Transform]:
-  """What stands after the cache of each task, where modules say which register them; else nothing is known.
+) -> dict[str, Transform] | None:
+  """What stands after the cache of each task, where modules say which register them; else None: not known.
 
   Raises:
     AnystepError: as `registered_tasks` and `TaskReader`.
   """
   if not (modules and caches):
-    return {}
+    return None
   tasks = registered_tasks(modules, caches)
   from anystep.tasks.reading import TaskReader
 

@@ -81,6 +81,7 @@ class TaskReader(Transform):
       "output_features": {name: describe(feature) for name, feature in task.output_features.items()},
       "feature_lengths": dict(feature_lengths),
     }
+    self.does_nothing = not self._preprocessors
     self._native = NativePreprocessors.of(
       self._preprocessors, features, task.output_features, feature_lengths
     )

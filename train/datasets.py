@@ -20,6 +20,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
 from anystep.names import DATA_CACHES
 from anystep.plan import PADDING_TASK, Plan, Rate
+from anystep.planned_task import without_transforms
 from anystep.tasks.fingerprint import check_reader, provenance_difference
 from anystep.tasks.reading import TaskReader
 from anystep.train.cache_program import CacheCommand
@@ -131,6 +132,7 @@ class Dataset(RunDataset):
         assert isinstance(before, Plan), "check_kind"
         fix = "change the plan from a step on that is not yet trained, or train in another MODEL_DIR"
         check_same(_past(before, step), _past(plan, step), fix)
+        plan = _with_known_transforms(plan, before, fix)
       return plan
     if checkpointed is None:
       return started
@@ -152,6 +154,8 @@ class Dataset(RunDataset):
     assert isinstance(state, Plan), "run_state gives one"
     dataset = self.including(state.tasks)
     planned = PlannedDataset(dataset, state.on_caches(dataset.caches, dataset.readers), converter)
+    if state.unknown_transforms:
+      print(_told_unknown(state.unknown_transforms, planned.plan.unknown_transforms), file=sys.stderr)
     with planned.open_stream([0]) as stream:
       stream.batch(0)
     return planned
@@ -272,7 +276,31 @@ def _past(plan: Plan, step: int) -> dict[str, object]:
   names = sorted({name for segment in segments for name in segment.tasks})
   return {
     **_terms(plan),
-    "tasks": {name: dataclasses.asdict(plan.tasks[name]) for name in names},
+    "tasks": {name: without_transforms(dataclasses.asdict(plan.tasks[name])) for name in names},
     "segments": [{**dataclasses.asdict(segment), "reason": None} for segment in segments],
     "tombstones": [dataclasses.asdict(entry) for entry in plan.tombstones if entry.start_step < step],
   }
+
+
+def _told_unknown(names: Sequence[str], still: Sequence[str]) -> str:
+  """What is said of a plan that does not know some tasks' transforms, or even now cannot."""
+  told = f"the plan does not say what examples of {', '.join(names)} go through after the cache: "
+  if still:
+    return told + f"of {', '.join(still)} it cannot, for nothing names that in every process"
+  return told + "what they do now is taken for it, and recorded from now on"
+
+
+def _with_known_transforms(plan: Plan, before: Plan, fix: str) -> Plan:
+  """A plan with what the one before knows of transforms where it does not know itself.
+
+  Raises:
+    AnystepError: 76 `resume_contract` where both know and differ.
+  """
+  tasks = dict(plan.tasks)
+  for name in plan.tasks.keys() & before.tasks.keys():
+    known, now = before.tasks[name].transforms, plan.tasks[name].transforms
+    if known is not None:
+      field = f"tasks.{name}.transforms"
+      check_same({field: known}, {field: now or known}, fix)
+      tasks[name] = dataclasses.replace(tasks[name], transforms=known)
+  return dataclasses.replace(plan, tasks=tasks)
