@@ -12,6 +12,7 @@ from google_crc32c import value as checksum
 
 from anystep.checked_file import PART_BYTES, part_checksums
 from anystep.errors import AnystepError, ExitCode
+from anystep.input_files import open_file
 from anystep.manifest import FileEntry
 from anystep.read_pool import ReadPool
 from anystep.shard_files import unreadable
@@ -105,12 +106,14 @@ class UnitTableFile:
   def _pieces(self, part: int, *, parts_at_a_time: int = _PARTS_AT_A_TIME) -> Iterator[bytes]:
     """The file from a part on, some whole parts at a time."""
     try:
-      with self._path.open("rb") as file:
+      with open_file(self._path) as file:
         file.seek(part * PART_BYTES)
         while content := file.read(parts_at_a_time * PART_BYTES):
           yield content
     except (FileNotFoundError, NotADirectoryError) as error:
       raise AnystepError(ExitCode.DATA, "file_missing", path=self._path, fix=REMAKE_DIRECTORY) from error
+    except (ValueError, IsADirectoryError) as error:
+      raise self._changed(expected="a regular file", got=str(error)) from error
     except OSError as error:
       raise unreadable(str(self._path), error) from error
 

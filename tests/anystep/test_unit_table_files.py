@@ -1,5 +1,6 @@
 """Whatever happens to a unit table's files, units are those that were written, or there is an error."""
 
+import errno
 import hashlib
 import io
 import os
@@ -13,7 +14,7 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep import names
+from anystep import names, unit_table_files
 from anystep.checked_file import PART_BYTES
 from anystep.digest import batch_digest
 from anystep.errors import AnystepError
@@ -149,11 +150,25 @@ def test_a_file_of_another_form_is_refused(tmp_path, content):
   assert (refused.value.code, refused.value.kind) == (65, "unit_table_invalid")
 
 
-def test_a_file_that_cannot_be_read_is_an_error_of_reading(tmp_path):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
   path = tmp_path / "train.units.npy"
   entry = written(path)
   path.unlink()
-  path.mkdir()
+  make(path)
+  with pytest.raises(AnystepError) as refused:
+    opened(path, entry)
+  assert (refused.value.code, refused.value.kind) == (65, "file_changed")
+
+
+def test_a_disk_that_fails_is_an_error_of_reading(tmp_path, monkeypatch):
+  path = tmp_path / "train.units.npy"
+  entry = written(path)
+
+  def fail(*arguments):
+    raise OSError(errno.EIO, "Input/output error")
+
+  monkeypatch.setattr(unit_table_files, "open_file", fail)
   with pytest.raises(AnystepError) as refused:
     opened(path, entry)
   assert (refused.value.code, refused.value.kind) == (74, "shard_unreadable")
