@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -134,14 +135,15 @@ def check_output(path: str, overwrite: bool) -> None:
     AnystepError: 73 `output_exists`, `output_directory`.
   """
   target = epath.Path(path)
-  if target.is_dir():
+  # A file that is put in a device's place is its end, where that is allowed.
+  if not storage.is_remote(path) and os.path.exists(path or ".") and not os.path.isfile(path):
     raise AnystepError(
       ExitCode.CANNOT_CREATE,
       "output_exists",
       path=path,
-      expected="a file",
-      got="a directory",
-      fix="write to a file in it",
+      expected="a file, or a name that is free",
+      got="a directory" if target.is_dir() else "a FIFO, socket or device",
+      fix="write to another place",
     )
   if target.exists() and not overwrite:
     raise AnystepError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.input_files import read_file
 
 _MACRO = "gin.macro"
+_MAX_GIN_BYTES = 1 << 24
 
 
 def load_configuration(
@@ -34,9 +37,7 @@ def load_configuration(
   """
   gin.clear_config()
   # gin would also take paths for packages of the current directory, and fail where one is not quite.
-  gin.config._FILE_READERS[:] = [
-    (lambda path: epath.Path(path).open(), lambda path: epath.Path(path).is_file())
-  ]
+  gin.config._FILE_READERS[:] = [(_open_gin_file, lambda path: epath.Path(path).is_file())]
   for path in [*search_paths, str(Path(str(importlib.resources.files("anystep.gin_configs"))).parent)]:
     gin.add_config_file_search_path(path)
   for name in gin_files:
@@ -72,6 +73,10 @@ def load_configuration(
       ) from error
   _check_required()
   _check_used()
+
+
+def _open_gin_file(path: str) -> io.StringIO:
+  return io.StringIO(read_file(path, limit_bytes=_MAX_GIN_BYTES).decode())
 
 
 def build(configurable: type) -> Any:

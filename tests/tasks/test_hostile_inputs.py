@@ -135,10 +135,13 @@ def test_a_flag_beyond_all_use_is_refused(built, capsys, tmp_path, flag, code, k
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
-def test_a_directory_is_no_output(built, capsys, tmp_path, overwrite):
+def test_what_is_no_file_is_no_output_and_stays(built, capsys, tmp_path, overwrite):
   command = ["plan", "start", f"--cache_dir={built.root}", "--task=demo", "--batch_size=4"]
-  for path in (tmp_path, ""):
+  os.mkfifo(tmp_path / "fifo")
+  # A device of the machine must not be tried: whoever may do all would replace it.
+  for path in (tmp_path, "", tmp_path / "fifo"):
     assert ended(capsys, [*command, f"--output={path}", *overwrite]) == (73, "output_exists")
+  assert [path.name for path in tmp_path.iterdir() if path.is_fifo()] == ["fifo"]
 
 
 def test_a_list_of_examples_that_its_cache_does_not_have_is_refused(built, plan_text, tmp_path, capsys):

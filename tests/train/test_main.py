@@ -44,6 +44,19 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train import
     (["--gin.TASK_FEATURE_LENGTHS={'inputs': 4000, 'targets': 1000}"], 78, "sentinels", "extra_ids=125"),
     (["--gin.TASK_FEATURE_LENGTHS={'inputs': 24}"], 78, "feature_length", "targets"),
     (["--gin.partitioning.Partitioner.num_partitions=3"], 78, "num_partitions", "8 devices"),
+    (["--gin_file=TMP/fifo.gin"], 78, "gin_file", "a FIFO, not a regular file"),
+    (["--gin_file=TMP/deep.gin"], 78, "gin_file", "deep.gin"),
+    (["--gin_file=TMP/itself.gin"], 78, "gin_file", "itself.gin"),
+    (["--gin.TASK_FEATURE_LENGTHS=" + "[" * 10_000 + "]" * 10_000], 78, "gin_binding", "TASK_FEATURE"),
+    (["--gin.TASK_FEATURE_LENGTHS={'inputs': 10000000000, 'targets': 8}"], 78, "gin_value", "limits"),
+    (["--gin.BATCH_SIZE=1000000000000"], 78, "gin_value", "batch_size=1000000000000"),
+    (["--gin.CACHE_DIR='a\\0b'"], 78, "gin_value", "control characters"),
+    (["--gin.DATA_PLAN='a\\nb'"], 78, "gin_value", "control characters"),
+    (["--gin.DATA_PLAN='TMP/fifo.gin'"], 65, "plan_invalid", "a FIFO, not a regular file"),
+    (["--gin.DATA_PLAN='TMP/deep.gin'"], 65, "plan_invalid", "deep.gin"),
+    (["--gin.MIXTURE_OR_TASK_NAME='TMP/fifo.json'"], 78, "mixture_invalid", "a FIFO, not a regular file"),
+    (["--gin.MIXTURE_OR_TASK_NAME='a\\0b'"], 78, "task_unknown", "a\\"),
+    (["--gin.MODEL_DIR='a\\0b'"], 78, "gin_value", "control characters"),
     (["--dryrun"], 64, "flags", "dry_run"),
     (["model"], 64, "flags", "model"),
     (["--gin.BATCH_SIZE"], 64, "flags", "--gin.BATCH_SIZE"),
@@ -52,6 +65,10 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train import
 def test_what_is_wrong_is_named_with_its_status(arguments, code, kind, said, command, tmp_path):
   (tmp_path / "typo.gin").write_text(_GIN_HEAD + "trainer.Trainer.totl_steps = 3\n")
   (tmp_path / "macro.gin").write_text("BATCH_SZIE = 64\n")
+  (tmp_path / "deep.gin").write_text("BATCH_SIZE = " + "[" * 100_000 + "]" * 100_000)
+  (tmp_path / "itself.gin").write_text(f"include '{tmp_path}/itself.gin'\n")
+  for name in ("fifo.gin", "fifo.json"):
+    os.mkfifo(tmp_path / name)
   (tmp_path / "unknown.gin").write_text(_GIN_HEAD + "trainer.Trayner.total_steps = 3\n")
   arguments = [argument.replace("TMP", str(tmp_path)) for argument in arguments]
   with pytest.raises(AnystepError) as refused:
