@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.limits import is_count
+from anystep.limits import is_count, is_name
 from anystep.packing import PackingPolicy
 from anystep.tasks.evaluation import check_metrics
 from anystep.train.built_values import Value, built_values
@@ -87,6 +87,8 @@ class Trainer:
       raise ValueError(f"random_seed is a whole number, not {self.random_seed!r}")
     if not isinstance(self.model_dir, (str, os.PathLike)):
       raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
+    if not is_name(os.fspath(self.model_dir)):
+      raise ValueError(f"model_dir: expected no control characters, got {self.model_dir!r}")
     if self.model.optimizer_def is None:
       raise ValueError("the model has no optimizer_def")
     if self.eval_dataset is not None and self.eval_dataset.packing != PackingPolicy.NONE:
