@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED, read_json
 from anystep.manifest import canonical_json
 from anystep.train.built_values import Value
 from anystep.train.data_state import DATA_FILES, DataState, file_name, read_state
@@ -254,9 +254,21 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
     )
   values = None
   if integrity.run is not None:
-    # What the marker vouches for is what we wrote.
-    values = json.loads((directory / _TRAINED_WITH).read_text())["values"]
+    values = _values_of(directory / _TRAINED_WITH)
   return Checkpoint(step=step, data=read_state(directory), run=integrity.run, trained_with=values)
+
+
+def _values_of(path: epath.Path) -> dict[str, Value]:
+  try:
+    return read_json(path)["values"]
+  except MALFORMED as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoint_integrity",
+      path=path,
+      got=f"{type(error).__name__}: {error}",
+      fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
+    ) from error
 
 
 def _check_step(directory: epath.Path, step: int, inside: int) -> None:

@@ -9,8 +9,16 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
+from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
-from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name, refuse_wrong
+from anystep.limits import (
+  MAX_BATCH_ROWS,
+  MAX_JSON_BYTES,
+  are_feature_lengths,
+  is_count,
+  is_name,
+  refuse_wrong,
+)
 from anystep.manifest import canonical_json
 from anystep.names import DATA_PLAN, DATA_UNCACHED
 from anystep.packing import PackingPolicy
@@ -57,7 +65,7 @@ class UncachedState:
     return canonical_json(document, indent=1) + "\n"
 
   @classmethod
-  def from_json(cls, text: str, *, path: object = DATA_UNCACHED) -> UncachedState:
+  def from_json(cls, text: str | bytes, *, path: object = DATA_UNCACHED) -> UncachedState:
     """Reads the file's text.
 
     Raises:
@@ -69,13 +77,17 @@ class UncachedState:
         raise ValueError("another version")
       return cls(**document)
     except MALFORMED as error:
-      raise AnystepError(
-        ExitCode.DATA,
-        "data_uncached_invalid",
-        path=path,
-        got=f"{type(error).__name__}: {error}",
-        fix="restore the file from a copy, or read it with the anystep version that wrote it",
-      ) from error
+      raise _invalid(path, error) from error
+
+
+def _invalid(path: object, error: Exception) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "data_uncached_invalid",
+    path=path,
+    got=f"{type(error).__name__}: {error}",
+    fix="restore the file from a copy, or read it with the anystep version that wrote it",
+  )
 
 
 DataState = Plan | UncachedState
@@ -92,10 +104,15 @@ def read_state(directory: epath.Path) -> DataState:
   Raises:
     AnystepError: 65 `plan_invalid`, `data_uncached_invalid`.
   """
-  for name, read in ((DATA_PLAN, Plan.from_json), (DATA_UNCACHED, UncachedState.from_json)):
-    path = directory / name
-    if path.exists():
-      return read(path.read_text(), path=path)
+  if (directory / DATA_PLAN).exists():
+    return Plan.read(directory / DATA_PLAN, fix="restore the file from a copy")
+  path = directory / DATA_UNCACHED
+  if path.exists():
+    try:
+      content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+    except (ValueError, IsADirectoryError) as error:
+      raise _invalid(path, error) from error
+    return UncachedState.from_json(content, path=path)
   raise FileNotFoundError(f"{directory} has none of {', '.join(DATA_FILES)}")
 
 

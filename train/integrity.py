@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,10 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
-from anystep.manifest import canonical_json, is_count
+from anystep.input_files import open_file, read_file
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import MAX_JSON_BYTES, is_count
+from anystep.manifest import canonical_json
 from anystep.names import COMMIT_SUCCESS
 
 COMMITTED = COMMIT_SUCCESS
@@ -64,15 +66,19 @@ def read_integrity(directory: epath.Path) -> Integrity:
   """
   path = directory / INTEGRITY
   try:
-    text = path.read_text()
-    if (directory / COMMITTED).read_text() == _sha256(text):
-      return _parsed(json.loads(text))
+    text = _text_of(path)
+    if _text_of(directory / COMMITTED) == _sha256(text):
+      return _parsed(parse_json(text))
     reason = "not what the marker vouches for"
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     reason = f"{type(error).__name__}: {error}"
-  except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+  except MALFORMED as error:
     reason = f"{type(error).__name__}: {error}"
   raise AnystepError(ExitCode.DATA, "checkpoint_integrity", path=path, got=reason, fix=_FIX)
+
+
+def _text_of(path: epath.Path) -> str:
+  return read_file(path, limit_bytes=MAX_JSON_BYTES).decode()
 
 
 def _parsed(document: dict[str, Any]) -> Integrity:
@@ -111,10 +117,14 @@ def fingerprint(path: epath.Path, *, algorithm: str = "blake2b") -> dict[str, An
   crc32c = algorithm == "crc32c"
   digest: Any = google_crc32c.Checksum() if crc32c else hashlib.blake2b(digest_size=_DIGEST_BYTES)
   size = 0
-  with path.open("rb") as file:
-    while piece := file.read(_PIECE_BYTES):
-      size += len(piece)
-      digest.update(piece)
+  try:
+    with open_file(path) as file:
+      while piece := file.read(_PIECE_BYTES):
+        size += len(piece)
+        digest.update(piece)
+  except ValueError:
+    # A FIFO or a device, whose end would not come.
+    return {"bytes": None, algorithm: None}
   return {"bytes": size, algorithm: digest.digest().hex()}
 
 

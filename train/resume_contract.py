@@ -12,7 +12,9 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.manifest import canonical_json, is_count
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import is_count
+from anystep.manifest import canonical_json
 from anystep.train.built_values import Value
 
 ACCEPTED_CHANGES = "accepted_changes"
@@ -60,12 +62,12 @@ class Change:
       AnystepError: 65 `accepted_change_invalid`.
     """
     try:
-      document = json.loads(text)
+      document = parse_json(text)
       if document["version"] != _VERSION:
         raise ValueError("another version")
       was, now = ([document[key]] if key in document else [] for key in ("was", "is"))
       return cls(name=document["name"], was=was, now=now, step=document["step"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
       raise AnystepError(
         ExitCode.DATA,
         "accepted_change_invalid",

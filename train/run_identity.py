@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 
@@ -10,6 +9,7 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode
+from anystep.json_files import MALFORMED, read_json
 from anystep.manifest import canonical_json
 
 RUN = "run.json"
@@ -30,13 +30,13 @@ def read_run(model_dir: epath.PathLike) -> str | None:
   """
   path = epath.Path(model_dir) / RUN
   try:
-    document = json.loads(path.read_text())
+    document = read_json(path)
     if document["version"] == _VERSION and _NAME.match(document["run"]):
       return document["run"]
     reason = "unexpected version or run"
   except FileNotFoundError:
     return None
-  except (KeyError, TypeError, ValueError, RecursionError) as error:
+  except (*MALFORMED, IsADirectoryError) as error:
     reason = f"{type(error).__name__}: {error}"
   raise AnystepError(
     ExitCode.DATA,
