@@ -20,6 +20,7 @@ from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import (
   MAX_BATCH_ROWS,
+  MAX_COUNT,
   MAX_FEATURE_LENGTH,
   MAX_JSON_BYTES,
   are_feature_lengths,
@@ -41,8 +42,6 @@ from anystep.wanted_rows import checked_rows
 from anystep.whole_numbers import is_whole_number, whole_number
 
 PLAN_VERSION = 1
-# The largest numbers of steps and units that a new segment's JSON may hold.
-_LARGEST_STORED = (1 << 62) - 1
 PADDING_TASK = -1
 _ON_CACHES = "a plan that knows its caches: plan.on_caches(caches)"
 
@@ -544,7 +543,7 @@ class Plan:
       )
     if self.num_steps is not None and step >= self.num_steps:
       raise self._data_ended(step)
-    self.segment_at(step).check_step(step, limit=_LARGEST_STORED)
+    self.segment_at(step).check_step(step, limit=MAX_COUNT)
     return step
 
   def _data_ended(self, step: int) -> AnystepError:
