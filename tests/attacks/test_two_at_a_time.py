@@ -20,7 +20,6 @@ PAIRS = {
   "a training run": 60,
   "a unit table": 300,
   "a changed plan": 300,
-  "a list of tombstones": 300,
 }
 SLOW = ("a cache", "a training run")
 
