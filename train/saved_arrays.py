@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
@@ -43,8 +47,11 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       65 `checkpoint_corrupt` with what Orbax or TensorStore says.
   """
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
-      _check_tree(path, checkpointer.metadata(path).item_metadata.tree, _as_tree(abstract))
+    with _silenced(), ocp.StandardCheckpointer() as checkpointer:
+      metadata = checkpointer.metadata(path).item_metadata
+      if metadata is None:
+        raise ValueError("Orbax cannot read its metadata")
+      _check_tree(path, metadata.tree, _as_tree(abstract))
       return TrainState(**_from_tree(checkpointer.restore(path, _as_tree(abstract)), abstract))
   except (AnystepError, MemoryError, jax.errors.JaxRuntimeError):
     # Neither another model nor a device without room is damage.
@@ -57,6 +64,25 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       got=_one_line(error),
       fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
     ) from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+  """Keeps Orbax and TensorStore from printing what the error says, tracebacks among it."""
+  verbosity, hook = logging.get_verbosity(), sys.unraisablehook
+
+  def ignore_late_answers(unraisable: sys.UnraisableHookArgs) -> None:
+    if "Event loop is closed" not in str(unraisable.exc_value):
+      hook(unraisable)
+
+  logging.set_verbosity(logging.FATAL)
+  sys.unraisablehook = ignore_late_answers
+  try:
+    yield
+    # Where a restore failed, other arrays may come later still: nobody waits for them.
+    sys.unraisablehook = hook
+  finally:
+    logging.set_verbosity(verbosity)
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
@@ -101,4 +127,6 @@ def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
 
 
 def _one_line(error: Exception) -> str:
-  return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+  """What TensorStore said, where Orbax wraps it in a description of all its settings."""
+  cause = error.__cause__ or error
+  return " ".join(f"{type(cause).__name__}: {cause}".split())[:300]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import google_crc32c
 import jax
@@ -167,8 +168,9 @@ def flip(path):
   path.write_bytes(content)
 
 
-def largest(directory):
-  return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+def largest(state):
+  """The file with most of the arrays."""
+  return max(state.rglob("d/*"), key=lambda path: path.stat().st_size)
 
 
 def cut(path):
@@ -287,10 +289,63 @@ def test_arrays_that_cannot_be_restored_are_damage_and_another_model_is_not(mode
     checkpoints.restore_state(model_dir, 6, other)
   assert (refused.value.code, refused.value.kind) == (76, "checkpoint_tree")
   assert refused.value.fields["leaf"] == "params/b"
-  largest(model_dir / "checkpoint_6" / "state").write_bytes(b"nothing")
-  with pytest.raises(AnystepError) as refused:
+
+
+@pytest.mark.parametrize(
+  "name", ["_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "the arrays", "_sharding", "d"]
+)
+@pytest.mark.parametrize("change", ["nothing in it", "something else in it", "half of it", "gone"])
+def test_whatever_of_the_state_cannot_be_restored_is_damage_or_harmless(name, change, model_dir, capfd):
+  state = model_dir / "checkpoint_6" / "state"
+  path = largest(state) if name == "the arrays" else state / name
+  content = b"" if path.is_dir() else path.read_bytes()
+  shutil.rmtree(path) if path.is_dir() else path.unlink()
+  if change != "gone":
+    path.write_bytes(
+      {
+        "nothing in it": b"",
+        "something else in it": b"something else",
+        "half of it": content[: len(content) // 2],
+      }[change]
+    )
+  capfd.readouterr()
+  # One file is for people; the other's lack means as many devices as the model asks for.
+  if name == "_CHECKPOINT_METADATA" or (name, change) == ("_sharding", "gone"):
+    restored = checkpoints.restore_state(model_dir, 6, abstract())
+    jax.tree.map(np.testing.assert_array_equal, restored, state_of(6))
+  else:
+    with pytest.raises(AnystepError) as refused:
+      checkpoints.restore_state(model_dir, 6, abstract())
+    assert (refused.value.code, refused.value.kind) == (65, "checkpoint_corrupt")
+    assert refused.value.fields["got"]
+  assert capfd.readouterr().err == ""
+
+
+class FailsAtItsEnd:
+  """As an answer that nobody can take any more: Python prints a traceback for it."""
+
+  def __init__(self, message):
+    self.message = message
+
+  def __del__(self):
+    raise RuntimeError(self.message)
+
+
+def test_answers_that_come_late_to_a_restore_that_failed_print_no_traceback(model_dir, monkeypatch):
+  printed = []
+  monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(str(unraisable.exc_value)))
+
+  def fail(*args, **kwargs):
+    FailsAtItsEnd("Event loop is closed")
+    raise ValueError("DATA_LOSS")
+
+  monkeypatch.setattr(ocp.StandardCheckpointer, "restore", fail)
+  with pytest.raises(AnystepError, match="DATA_LOSS"):
     checkpoints.restore_state(model_dir, 6, abstract())
-  assert (refused.value.code, refused.value.kind) == (65, "checkpoint_corrupt")
+  FailsAtItsEnd("Event loop is closed")
+  assert printed == []
+  FailsAtItsEnd("something else")
+  assert printed == ["something else"]
 
 
 def test_a_device_that_fails_is_no_damage(model_dir, monkeypatch):
