@@ -66,7 +66,7 @@ def whole_numbers(values: np.ndarray | Iterable[int], name: str) -> np.ndarray:
     listed = list(values)
     if not set(map(type, listed)) <= {int}:
       listed = [whole_number(value, name) for value in listed]
-    values = listed  # type: ignore[assignment]
+    values = listed
   if listed and not (min(listed) >= -INT64_MAX and max(listed) <= INT64_MAX):
     raise IndexError(f"{name} take numbers of 64 bits, not {_shown(listed)}")
   return np.asarray(values, np.int64)
