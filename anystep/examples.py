@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anystep.cached import cached_property
 from anystep.compiled import compiled
 from anystep.errors import AnystepError, ExitCode
 from anystep.example_loops import decode_integers, gather_bytes, locate_lists, locate_texts
@@ -59,7 +60,7 @@ class Ragged:
     stop = max(first, stop)
     return Ragged(self.values[self._bounds[first] : self._bounds[stop]], self.lengths[first:stop])
 
-  @functools.cached_property
+  @cached_property
   def _bounds(self) -> np.ndarray:
     """Where each row begins, and the last ends: `(rows + 1,) int64`."""
     return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from anystep.cache import Cache
+from anystep.cached import cached_property
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.input_files import read_file
@@ -337,12 +337,12 @@ class Plan:
         tombstones.append(Tombstones(start_step=step, indices=by_task, reason=entry.reason))
     return dataclasses.replace(self, tombstones=tuple(tombstones))
 
-  @functools.cached_property
+  @cached_property
   def silent_steps(self) -> SilentSteps:
     """Since when the plan's tombstones count."""
     return SilentSteps(self.tombstones)
 
-  @functools.cached_property
+  @cached_property
   def task_names(self) -> list[str]:
     """The plan's tasks in name order, which `BatchRows.task` counts."""
     return sorted(self.tasks, key=str.encode)
@@ -362,7 +362,7 @@ class Plan:
     """The last step of the endless plan whose numbers int64 holds; about 9e18 / batch size."""
     return self.segments[-1].largest_step
 
-  @functools.cached_property
+  @cached_property
   def _end(self) -> tuple[int, int] | None:
     """(step, its stripe) right after the data's last stripe; None where it never ends."""
     if self.num_epochs is None:
@@ -427,13 +427,13 @@ class Plan:
     self.segment_at(step).check_step(step)
     return step
 
-  @functools.cached_property
+  @cached_property
   def _positions(self) -> dict[int, np.ndarray]:
     """By start step, the places of a segment's tasks among the plan's."""
     place = {name: k for k, name in enumerate(self.task_names)}
     return {s.start_step: np.array([place[name] for name in s.mixing.names]) for s in self.segments}
 
-  @functools.cached_property
+  @cached_property
   def _last_units(self) -> np.ndarray:
     epochs, endless = self.num_epochs or 0, np.iinfo(np.int64).max
     return np.array([min(epochs * self.tasks[name].num_units, endless) for name in self.task_names], np.int64)
@@ -458,7 +458,7 @@ class Plan:
     _, _, real = self.units(step, np.array([row]))
     return real is None or bool(real[0])
 
-  @functools.cached_property
+  @cached_property
   def unit_order(self) -> UnitOrder:
     """Where the units of the plan's tasks lie, by `task_names`."""
     unknown = [

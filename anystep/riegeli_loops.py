@@ -36,8 +36,7 @@ _ZIPPED = (3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7)
 _WORDS, _BYTES = ir.VectorType(ir.IntType(64), 4), ir.VectorType(ir.IntType(8), 32)
 
 
-@intrinsic
-def _mix_packets(typing_context: Any, packets: Any, num_packets: Any, state: Any) -> Any:
+def _mix_packets_typed(typing_context: Any, packets: Any, num_packets: Any, state: Any) -> Any:
   """Mixes packets, `(4 * num_packets,) uint64`, into the state, `(4, 4) uint64`."""
   signature = types.void(packets, num_packets, state)
 
@@ -96,6 +95,10 @@ def _mix_packets(typing_context: Any, packets: Any, num_packets: Any, state: Any
     return context.get_dummy_value()
 
   return signature, generate
+
+
+# The decorator takes the first parameter away, which type checkers do not know.
+_mix_packets: Any = intrinsic(_mix_packets_typed)
 
 
 @register_jitable

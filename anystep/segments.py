@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from anystep.cached import cached_property
 from anystep.errors import AnystepError, ExitCode
 from anystep.limits import MAX_BATCH_ROWS, is_count, is_name, refuse_wrong
 from anystep.mixing import Mixing, is_rate
@@ -82,7 +82,7 @@ class Segment:
     """G: stripes of M units that make a batch."""
     return self.batch_size // self.lanes
 
-  @functools.cached_property
+  @cached_property
   def largest_step(self) -> int:
     """The last step whose units and stripes, and those that follow them, are numbers that int64 holds."""
     return self.largest_step_within(INT64_MAX)

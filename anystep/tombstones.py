@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -11,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from anystep.cache import Cache
+from anystep.cached import cached_property
 from anystep.converters import Rows
 from anystep.errors import AnystepError, ExitCode
 from anystep.json_files import MALFORMED, read_json
@@ -163,7 +163,7 @@ class SilentSteps:
       for index, step in sorted(self._first[task].items()):
         yield task, index, step
 
-  @functools.cached_property
+  @cached_property
   def _sorted(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {
       task: (np.array(sorted(first), np.int64), np.array([first[index] for index in sorted(first)], np.int64))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anystep.cache import Cache
+from anystep.cached import cached_property
 from anystep.errors import AnystepError, ExitCode
 from anystep.examples import Batch, ExampleParser, Ragged
 from anystep.manifest import AS_IS
@@ -187,7 +187,7 @@ class _Survey:
     for start in range(0, num_records, self._chunk_records):
       yield self._surveyed(shard, np.arange(start, min(start + self._chunk_records, num_records)))
 
-  @functools.cached_property
+  @cached_property
   def _chunk_records(self) -> int:
     """Whole blocks."""
     block_records = self._cache.manifest.block_records

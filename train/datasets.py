@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from etils import epath
 from anystep import storage
 from anystep import stream as stream_lib
 from anystep.cache import Cache
+from anystep.cached import cached_property
 from anystep.converters import FeatureConverter
 from anystep.errors import AnystepError, ExitCode
 from anystep.manifest import canonical_json
@@ -78,12 +78,12 @@ class Dataset(RunDataset):
     caches = {name: _open_cache(task, self.cache_dirs, self.config) for name, task in new.items()}
     return dataclasses.replace(self, tasks={**self.tasks, **new}, caches={**self.caches, **caches})
 
-  @functools.cached_property
+  @cached_property
   def num_examples(self) -> int:
     """Examples of all tasks."""
     return sum(map(len, self.caches.values()))
 
-  @functools.cached_property
+  @cached_property
   def readers(self) -> dict[str, TaskReader]:
     """By task name, what stands after the cache.
 
