@@ -49,7 +49,7 @@ def accepted_in(model_dir):
 def test_what_decides_parameters_is_refused_before_devices_are_touched(
   bindings, difference, stopped, command, monkeypatch
 ):
-  monkeypatch.setattr(PreparedRun, "run", lambda *_: pytest.fail("it was to be refused before"))
+  monkeypatch.setattr(PreparedRun, "run", lambda self, _: pytest.fail("it was to be refused before"))
   for flags in ([], ["--dry_run"]):
     error = refusal([*command(**bindings), *flags])
     assert (error.code, error.kind) == (76, "resume_contract")
