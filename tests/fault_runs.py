@@ -102,8 +102,9 @@ class Ended:
 class Zygote:
   """Runs programs in processes that begin where all imports are done; for several threads."""
 
-  def __init__(self, address: str):
+  def __init__(self, address: str, process: subprocess.Popen[bytes]):
     self._address = address
+    self._process = process
 
   def run(self, run: Run) -> Ended:
     """Runs it to its end."""
@@ -112,6 +113,7 @@ class Zygote:
 
   def run_all(self, runs: Sequence[Run]) -> list[Ended]:
     """Runs one after the other in one process, none of which may have a fault that kills."""
+    assert self._process.poll() is None, f"the program that forks ended with {self._process.returncode}"
     with Client(self._address) as connection:
       connection.send(list(runs))
       return connection.recv()
@@ -129,7 +131,7 @@ def zygote(*modules: str) -> Iterator[Zygote]:
       try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        yield Zygote(address)
+        yield Zygote(address, process)
       finally:
         process.kill()
 
