@@ -109,9 +109,12 @@ class LibraryBlocks:
     places = inside(places, self._num_records)
     return self._read(len(places), places)
 
-  def stamp(self) -> FileStamp:
-    """What the file that has the path now is known by: the library does not tell its open file."""
-    return FileStamp.at(self._path)
+  def stamp(self) -> FileStamp | None:
+    """What the file that has the path now is known by, if any: the library does not tell its open file."""
+    try:
+      return FileStamp.at(self._path)
+    except OSError:
+      return None
 
   def close(self) -> None:
     """Closes the file; not in a forked process, where that would take the library's locks."""
@@ -127,6 +130,6 @@ class LibraryBlocks:
     if len(records) != expected:
       raise corrupt(self._path, f"{len(records)} records in place of {expected}")
     # Where a file ends that was longer when it was opened, the library (0.8.6) gives empty records.
-    if not all(records) and self.stamp().size_bytes != self._stamp.size_bytes:
-      raise corrupt(self._path, f"another size than the {self._stamp.size_bytes} bytes it had when opened")
+    if not all(records) and self.stamp() != self._stamp:
+      raise corrupt(self._path, "another file than the one that was opened")
     return records

@@ -18,6 +18,7 @@ from anystep.examples import Ragged, parse_example, parse_examples
 from anystep.input_files import open_file, read_file
 from anystep.limits import MAX_JSON_BYTES
 from anystep.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
+from anystep.os_failures import os_failure
 from anystep.permutation import Permutation
 from anystep.read_pool import ReadPool, held_bytes, process_pool
 from anystep.shard_files import FileStamp
@@ -427,6 +428,8 @@ def _listed(directory: epath.Path) -> list[epath.Path]:
     return list(directory.iterdir())
   except (FileNotFoundError, NotADirectoryError):
     return []
+  except OSError as error:
+    raise os_failure(error) from error
 
 
 def _content(path: epath.Path, size: int = -1) -> bytes:
@@ -449,6 +452,8 @@ def _stamp_of(path: epath.Path) -> FileStamp:
     return FileStamp.at(path)
   except (FileNotFoundError, NotADirectoryError) as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+  except OSError as error:
+    raise os_failure(error) from error
 
 
 def _sha256_of(path: epath.Path) -> str:

@@ -69,8 +69,8 @@ class BlockReader(Protocol):
       IndexError: for a place that the shard does not have.
     """
 
-  def stamp(self) -> FileStamp:
-    """What the file that is read is known by; another one's blocks were of other content."""
+  def stamp(self) -> FileStamp | None:
+    """What the file that is read is known by; None where it is gone."""
 
   def close(self) -> None:
     """Closes the file."""

@@ -11,7 +11,7 @@ from typing import IO
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode
+from anystep.os_failures import os_failure, unreadable
 
 
 @contextlib.contextmanager
@@ -21,18 +21,22 @@ def open_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
   A FIFO or a device would keep its reader waiting without end, or give it bytes without end.
 
   Raises:
-    AnystepError: 66 `file_unreadable` for a file that this user may not read.
+    AnystepError: 66 `file_unreadable` for a file that this user may not read; as `os_failure` for any other
+      failure than those below.
     ValueError: for what is there and no regular file, and for a path that no file can have.
-    FileNotFoundError, NotADirectoryError, IsADirectoryError, OSError: as `open` does, and with the path.
+    FileNotFoundError, NotADirectoryError, IsADirectoryError: as `open` does, and with the path.
   """
   try:
     with epath.Path(path).open("rb") if storage.is_remote(path) else _open_local(path) as file:
       yield file
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    error.filename = error.filename or os.fspath(path)
+    raise
   except PermissionError as error:
     raise unreadable(error, path) from error
   except OSError as error:
     error.filename = error.filename or os.fspath(path)
-    raise
+    raise os_failure(error) from error
 
 
 def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
@@ -49,18 +53,6 @@ def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
   if max(size_bytes, len(content)) > limit_bytes:
     raise ValueError(f"more than {limit_bytes:,} bytes")
   return content
-
-
-def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
-  """The error for a file or directory that this user may not read."""
-  return AnystepError(
-    ExitCode.NO_INPUT,
-    "file_unreadable",
-    path=error.filename or path,
-    expected="a file that this user may read, in directories that it may enter",
-    got=f"{type(error).__name__}: {error.strerror}",
-    fix="let the program's user read it (chmod, chown), or run as one who may",
-  )
 
 
 def _open_local(path: epath.PathLike) -> IO[bytes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 
+from etils import epath
+
 from anystep.errors import AnystepError, ExitCode
-from anystep.input_files import unreadable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SUCH_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
@@ -41,6 +42,18 @@ def os_failure(error: OSError) -> AnystepError:
   # Where the system's call had only an open file, nobody knows its name.
   where = {} if path is None else {"path": path}
   return AnystepError(code, kind, **where, got=f"{type(error).__name__}: {error.strerror or error}", fix=fix)
+
+
+def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
+  """The error for a file or directory that this user may not read."""
+  return AnystepError(
+    ExitCode.NO_INPUT,
+    "file_unreadable",
+    path=error.filename or path,
+    expected="a file that this user may read, in directories that it may enter",
+    got=f"{type(error).__name__}: {error.strerror}",
+    fix="let the program's user read it (chmod, chown), or run as one who may",
+  )
 
 
 def _may_read(path: object) -> bool:
