@@ -16,8 +16,10 @@ test: $(VENV)/installed
 test-long: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m "long and not soak"
 
+# Some two hours on 2 cores. The attacks come last, one at a time, and print what they tried and found.
 soak: $(VENV)/installed
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -n 2 --dist worksteal -m soak --ignore=tests/attacks
+	$(BIN)/pytest -m soak -s tests/attacks
 
 # The type checker sees what users get: the package as it is installed.
 lint: $(VENV)/installed
