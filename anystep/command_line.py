@@ -77,6 +77,20 @@ def run_program(main: Callable[[], int]) -> None:
     status = 141
   except OSError as error:
     status = _end(os_failure(error))
+  except KeyError as error:
+    # epath looks a path's scheme up in a dictionary.
+    scheme = str(error.args[0]) if error.args else ""
+    if not scheme.endswith("://"):
+      raise
+    status = _end(
+      AnystepError(
+        ExitCode.CONFIG,
+        "store_unsupported",
+        expected="paths of a file system",
+        got=f"one that begins with {scheme}",
+        fix="mount the store, or copy what is on it to a disk",
+      )
+    )
   except MemoryError as error:
     fix = "ask for smaller batches, shorter feature lengths or fewer rows, or give the program more memory"
     got = str(error) or "MemoryError"

@@ -2,6 +2,7 @@
 
 import pytest
 from absl import flags
+from etils import epath
 
 from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
@@ -49,6 +50,13 @@ def test_an_interrupted_program_ends_as_shells_expect():
   with pytest.raises(SystemExit) as ended:
     run_program(interrupt)
   assert ended.value.code == 130
+
+
+def test_a_path_on_what_nobody_knows_is_one_line(capsys):
+  with pytest.raises(SystemExit) as ended:
+    run_program(lambda: epath.Path("ftp://somewhere/else"))
+  assert ended.value.code == 78
+  assert "kind=store_unsupported" in capsys.readouterr().err
 
 
 def test_a_failure_that_nobody_foresaw_keeps_its_traceback():
