@@ -183,16 +183,17 @@ class Stream(Iterator[Rows]):
             batch = self._ahead.take(step, num_steps, making)
           batch = self.batch(step) if batch is None else batch
           taken, self.step = step, step + 1
+      if batch is not None:
+        # Still in here: whoever is interrupted before the batch is returned has not had it.
+        return batch
     except BaseException:
       # Interrupted after the batch was taken, and nobody has it: the step is the next one again.
       with self._lock:
         if taken is not None and self.step == taken + 1:
           self.step = taken
       raise
-    if batch is None:
-      self.close()
-      raise StopIteration
-    return batch
+    self.close()
+    raise StopIteration
 
   def batch(self, step: int) -> Rows:
     """The batch of any step, whatever was read before.
