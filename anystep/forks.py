@@ -20,17 +20,23 @@ class StartsAnew(Protocol):
     """Makes new locks, and forgets threads and what they were doing; called by the child's only thread."""
 
 
-_objects: weakref.WeakSet[StartsAnew] = weakref.WeakSet()
+# In the order in which they came.
+_objects: dict[weakref.ref[StartsAnew], None] = {}
 
 
 def start_anew_in_children(new: StartsAnew) -> None:
-  """Has `new.start_anew` called in every process that is forked from now on, as long as the object lives."""
-  _objects.add(new)
+  """Has `new.start_anew` called in every process that is forked from now on, as long as the object lives.
+
+  Objects that came first start anew first: what others let go of may be theirs to keep.
+  """
+  _objects[weakref.ref(new, lambda reference: _objects.pop(reference, None))] = None
 
 
 def _start_all() -> None:
-  for each in list(_objects):
-    each.start_anew()
+  for reference in list(_objects):
+    each = reference()
+    if each is not None:
+      each.start_anew()
 
 
 os.register_at_fork(after_in_child=_start_all)

@@ -58,13 +58,18 @@ def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
 def _open_local(path: epath.PathLike) -> IO[bytes]:
   # Looked at before it is opened, for opening a device can do something to it; and after, for it may change.
   _check_regular(os.stat(path))
-  descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  # The file object has the descriptor at once: nothing is left to close, or is closed twice, by an interrupt.
+  file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
   try:
-    _check_regular(os.fstat(descriptor))
-    return open(descriptor, "rb")
+    _check_regular(os.fstat(file.fileno()))
   except BaseException:
-    os.close(descriptor)
+    file.close()
     raise
+  return file
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+  return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_regular(found: os.stat_result) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import collections
+import contextlib
 import os
 import queue
 import threading
@@ -61,8 +62,9 @@ class ReadAhead:
       The batch, once; None where it failed, was given up or taken before, so that it is to be made anew.
     """
     group = self._group_of(step, num_steps, making)
-    with group.made:
-      batches = group.batches
+    if not group.is_done:
+      group.made.acquire()
+    batches = group.batches
     place = step - group.steps.start
     batch = batches[place] if batches else None
     if batch is None:
@@ -109,11 +111,10 @@ class ReadAhead:
       What waits for their end.
     """
     self.forget()
-    workers = self._workers
+    workers, self._workers = self._workers, None
     if workers is None:
       return lambda: None
     workers.end()
-    self._workers = None
     return workers.join
 
 
@@ -122,17 +123,18 @@ class _Group:
 
   Attributes:
     steps: theirs.
-    made: held until they are made or given up.
+    is_done: whether they are made or given up.
+    made: held until then, for who waits.
     batches: one for each step, None for one that was taken; none where they failed or were given up.
     given_up: nobody waits for them any more.
   """
 
-  __slots__ = ("_making", "_records", "batches", "given_up", "made", "steps")
+  __slots__ = ("_making", "_records", "batches", "given_up", "is_done", "made", "steps")
 
   def __init__(self, steps: range, making: Making):
     self.steps = steps
     self.batches: list[Rows | None] = []
-    self.given_up = False
+    self.given_up = self.is_done = False
     self.made = threading.Lock()
     self.made.acquire()
     self._making: Making | None = making
@@ -156,7 +158,10 @@ class _Group:
       self.given_up = True
     finally:
       self._making = self._records = None
-      self.made.release()
+      self.is_done = True
+      # Given up, and made all the same: the second to say so finds the lock open.
+      with contextlib.suppress(RuntimeError):
+        self.made.release()
 
 
 class _Workers:
@@ -176,20 +181,21 @@ class _Workers:
     self._turn = threading.Lock()
     self._threads: list[threading.Thread] = []
     self._starting = threading.Lock()
-    self._lock = threading.Lock()
     self._ended = False
     _unended.add(self)
 
   def add(self, group: _Group) -> None:
-    """Has a group made after those that were added before; after the end it is given up."""
-    with self._lock:
-      if not self._ended:
-        if len(self._threads) < self._num_threads:
-          run_uninterrupted(self._start)
-        self._groups.put(group)
-        return
-    group.given_up = True
-    group.make()
+    """Has a group made after those that were added before; after the end it is given up.
+
+    Nothing is locked: a signal's handler may end them within.
+    """
+    if not self._ended and len(self._threads) < self._num_threads:
+      run_uninterrupted(self._start)
+    self._groups.put(group)
+    if self._ended:
+      # It may stand behind the end, where no thread comes.
+      group.given_up = True
+      group.make()
 
   def _start(self) -> None:
     with self._starting:
@@ -202,9 +208,8 @@ class _Workers:
 
   def end(self) -> None:
     """Has the threads end after the groups that were added."""
-    with self._lock:
-      self._ended = True
-      self._groups.put(None)
+    self._ended = True
+    self._groups.put(None)
 
   def join(self) -> None:
     """Waits until the threads have ended."""

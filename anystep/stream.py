@@ -170,30 +170,44 @@ class Stream(Iterator[Rows]):
     self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
 
   def __next__(self) -> Rows:
+    if self._lock._is_owned():  # type: ignore[attr-defined]
+      raise ValueError("next() within next(): a signal's handler may seek or close a stream, not read it")
     taken = None
     try:
       with self._lock:
-        step = self.step
-        num_steps = self.plan.num_steps
-        batch = None
-        if num_steps is None or step < num_steps:
-          self.plan.readable_step(step)
-          if self._ahead:
-            making = Making(self._read, self._converted_of, self._steps_together)
-            batch = self._ahead.take(step, num_steps, making)
-          batch = self.batch(step) if batch is None else batch
-          taken, self.step = step, step + 1
+        batch, sought = None, None
+        while sought != self.step:
+          # Again where a signal's handler sought another step meanwhile.
+          sought = self.step
+          batch = self._next_at(sought)
+        if batch is not None:
+          taken, self.step = sought, sought + 1
       if batch is not None:
         # Still in here: whoever is interrupted before the batch is returned has not had it.
         return batch
-    except BaseException:
+    except BaseException as error:
       # Interrupted after the batch was taken, and nobody has it: the step is the next one again.
       with self._lock:
         if taken is not None and self.step == taken + 1:
           self.step = taken
+      if isinstance(error, StopIteration):
+        # Of a transform or a converter: a loop would end as if the data had.
+        raise RuntimeError(f"making the batch of step {self.step} raised StopIteration") from error
       raise
     self.close()
     raise StopIteration
+
+  def _next_at(self, step: int) -> Rows | None:
+    """The batch of a step, ahead of need if it is there; None after the last."""
+    num_steps = self.plan.num_steps
+    if num_steps is not None and step >= num_steps:
+      return None
+    self.plan.readable_step(step)
+    batch = None
+    if self._ahead:
+      making = Making(self._read, self._converted_of, self._steps_together)
+      batch = self._ahead.take(step, num_steps, making)
+    return self.batch(step) if batch is None else batch
 
   def batch(self, step: int) -> Rows:
     """The batch of any step, whatever was read before.

@@ -2,7 +2,9 @@
 
 import contextlib
 import faulthandler
+import gc
 import linecache
+import os
 import random
 import signal
 import sys
@@ -15,9 +17,12 @@ import numpy as np
 import pytest
 from expected_rows import ExpectedRows
 
+from anystep import read_ahead
 from anystep import stream as stream_module
 from anystep.cache import Cache
+from anystep.input_files import open_file
 from anystep.plan import Plan
+from anystep.python_transforms import Map
 from anystep.read_pool import held_bytes
 from anystep.stream import Stream, open_stream
 
@@ -165,8 +170,11 @@ class StrikesAtLine:
         self.left -= 1
         if self.left < 0:
           self.struck_at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-          raise Interrupt
+          self.strike()
     return self
+
+  def strike(self):
+    raise Interrupt
 
   @contextlib.contextmanager
   def tracing(self):
@@ -398,7 +406,7 @@ def test_threads_that_go_on_take_no_step_twice_while_one_is_interrupted(shared_c
   assert len(set(range(NUM_STEPS)) - set(taken)) <= struck
 
 
-def test_a_signal_handler_may_use_the_stream_that_it_interrupts(shared_cache, plan, expected, timer):
+def test_a_signal_handler_may_seek_the_stream_that_it_interrupts(shared_cache, plan, expected, timer):
   """As a handler of SIGTERM does that asks where training stands."""
   calls = []
 
@@ -413,6 +421,110 @@ def test_a_signal_handler_may_use_the_stream_that_it_interrupts(shared_cache, pl
     signal.setitimer(signal.ITIMER_REAL, 0)
   assert got == expected[:NUM_STEPS]
   assert calls
+
+
+class HandlesAtLine(StrikesAtLine):
+  """Runs a function at a line, as a signal's handler, and goes on."""
+
+  def __init__(self, number, handle):
+    super().__init__(number)
+    self._handle = handle
+
+  def strike(self):
+    self._handle()
+
+
+@pytest.mark.parametrize(
+  ("prefetch_batches", "stride"), [(0, 1500), (4, 23), pytest.param(4, 1, marks=pytest.mark.soak)]
+)
+def test_a_signal_handler_may_close_the_stream_that_it_interrupts(
+  shared_cache, plan, expected, prefetch_batches, stride
+):
+  number, struck = 0, True
+  while struck:
+    with opened(shared_cache, plan, prefetch_batches=prefetch_batches) as stream:
+      handles = HandlesAtLine(number, stream.close)
+      with handles.tracing():
+        got = [next(stream)["number"].tolist()]
+      got += [next(stream)["number"].tolist() for _ in range(3)]
+      assert got == expected[:4], number
+    struck, number = handles.struck_at, number + stride
+  assert number > 3 * stride
+
+
+def test_a_signal_handler_may_not_read_the_stream_that_it_interrupts(shared_cache, plan, expected):
+  """It would have the batch that its stream is about to return."""
+  refused = []
+
+  def handle():
+    try:
+      next(stream)
+    except ValueError as error:
+      refused.append(str(error))
+
+  for number in range(3, 300, 7):
+    with opened(shared_cache, plan, prefetch_batches=4) as stream:
+      handles = HandlesAtLine(number, handle)
+      with handles.tracing():
+        got = [next(stream)["number"].tolist()]
+      got += [next(stream)["number"].tolist() for _ in range(3)]
+      # Where it came before or after the lock it may well read; then its batch is missing here.
+      assert got == [batch for batch in expected[:5] if batch in got]
+  assert refused
+  assert all("next() within next()" in text for text in refused)
+
+
+def test_a_stream_whose_closing_was_interrupted_reads_ahead_again(shared_cache, plan, expected, monkeypatch):
+  with opened(shared_cache, plan, prefetch_batches=4) as stream:
+    next(stream)
+
+    def interrupted(self, original=read_ahead._Workers.end):
+      original(self)
+      raise Interrupt
+
+    with monkeypatch.context() as patch:
+      patch.setattr(read_ahead._Workers, "end", interrupted)
+      with pytest.raises(Interrupt):
+        stream.close()
+    made = []
+    monkeypatch.setattr(
+      stream, "batch", lambda step, original=stream.batch: made.append(step) or original(step)
+    )
+    assert [next(stream)["number"].tolist() for _ in range(4)] == expected[1:5]
+    assert not made
+
+
+@pytest.mark.parametrize("prefetch_batches", [0, 4])
+def test_a_transform_that_raises_stop_iteration_ends_no_loop(shared_cache, plan, prefetch_batches):
+  def fail(example):
+    return example if example["number"] != 30 else next(iter(()))
+
+  given = 0
+  opened_with = {"transforms": {"demo": Map(fail)}, "prefetch_batches": prefetch_batches}
+  with (
+    open_stream(plan, {"demo": shared_cache.open()}, **opened_with) as stream,
+    pytest.raises(RuntimeError, match="raised StopIteration"),
+  ):
+    for _ in stream:
+      given += 1
+      assert given < NUM_STEPS
+
+
+def test_an_interrupt_while_a_file_is_opened_stays_one_and_leaves_nothing_open(tmp_path):
+  (tmp_path / "file").write_bytes(b"content")
+
+  def num_open():
+    return len(os.listdir("/proc/self/fd"))
+
+  before, number, struck = num_open(), 0, True
+  while struck:
+    strikes = StrikesAtLine(number)
+    with contextlib.suppress(Interrupt), strikes.tracing(), open_file(tmp_path / "file") as file:
+      assert file.read() == b"content"
+    struck, number = strikes.struck_at, number + 1
+    gc.collect()
+    assert num_open() == before
+  assert number > 5
 
 
 def test_expected_numbers_are_the_streams(shared_cache, plan, expected):

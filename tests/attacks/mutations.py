@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from typing import Any
@@ -87,9 +88,9 @@ def _change(document: Any, chance: Chance, marks: dict[str, str]) -> Any:
   if kind == "remove":
     del parent[key]
   elif kind == "add" and isinstance(parent, dict):
-    parent[chance.choice(["x", "", "a\0b", "version", "task", "\ud800"])] = chance.choice(_VALUES)
+    parent[chance.choice(["x", "", "a\0b", "version", "task", "\ud800"])] = _any_value(chance)
   elif kind == "add":
-    parent.insert(key, parent[key])
+    parent.insert(key, copy.deepcopy(parent[key]))
   elif kind == "rename" and isinstance(parent, dict):
     parent[chance.choice([key.upper(), f"{key} ", "../x", "a\0b"])] = parent.pop(key)
   elif kind == "near" and type(parent[key]) in (int, float):
@@ -110,7 +111,12 @@ def _value(value: Any, parent: Any, chance: Chance, marks: dict[str, str]) -> An
     name = chance.choice(list(_TEXTS))
     marks[f"mark {name}"] = _TEXTS[name]
     return f"mark {name}"
-  return chance.choice(_VALUES)
+  return _any_value(chance)
+
+
+def _any_value(chance: Chance) -> Any:
+  """One of the values, which nobody else has: a second change may be within it."""
+  return copy.deepcopy(chance.choice(_VALUES))
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
