@@ -247,7 +247,12 @@ class Cache:
     with self.pool.lock:
       for _ in range(2):
         reader = self.pool.reader(key, lambda: self._open(shard))
-        found = read(reader)
+        try:
+          found = read(reader)
+        except AnystepError:
+          # What is put in the file's place next is read, as the error asks for.
+          self.pool.close_reader(key)
+          raise
         # Only now: what is written to a file before it is read changes its stamp before, too.
         if reader.stamp() == self._stamps[entry.name]:
           return found

@@ -23,6 +23,9 @@ MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1
 # Every float of 64 bits has a smaller exponent. A larger one makes integers of as many digits.
 MAX_RATE_EXPONENT = 400
 MAX_RATE_CHARACTERS = 1000
+# Of a block in an ArrayRecord file, compressed or not: it is decompressed as a whole.
+MAX_CHUNK_BYTES = 1 << 31
+MAX_CHUNK_RECORDS = 1 << 28
 MAX_JSON_BYTES = 1 << 28
 MAX_JSON_DEPTH = 200
 

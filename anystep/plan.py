@@ -164,7 +164,12 @@ class Plan:
     manifests = [cache.manifest for cache in by_name.values()]
     splits = {m.split for m in manifests}
     _require(len(splits) == 1, "split", "caches of one split", sorted(splits))
-    _require(num_epochs is None or is_count(num_epochs, least=1), "num_epochs", "None or >= 1", num_epochs)
+    _require(
+      num_epochs is None or is_count(num_epochs, least=1),
+      "num_epochs",
+      f"None or 1 to {MAX_COUNT}",
+      num_epochs,
+    )
     _require(is_seed(seed), "seed", "a whole number of 64 bits", seed)
     lengths = dict(feature_lengths or {})
     few = f"whole numbers, 0 to {MAX_FEATURE_LENGTH}"

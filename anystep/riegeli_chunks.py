@@ -14,6 +14,7 @@ import zstandard
 
 from anystep import riegeli_loops
 from anystep.array_record_library import UnknownChunkError
+from anystep.limits import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from anystep.riegeli_loops import SIMPLE, UNCOMPRESSED, ZSTANDARD
 from anystep.shard_files import FileRanges
 
@@ -63,6 +64,8 @@ def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
     UnknownChunkError: for a transposed chunk, or another compression.
     OSError: where the file cannot be read.
   """
+  if end - begin > MAX_CHUNK_BYTES:
+    raise ChunkError(f"a chunk of {end - begin:,} bytes, more than {MAX_CHUNK_BYTES:,}")
   content = _without_block_headers(ranges.read(begin, end), begin)
   wrong, kind, num_records, decoded_bytes, compression, *buffers = riegeli_loops.read_header(
     np.frombuffer(content, np.uint8)
@@ -73,6 +76,8 @@ def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
     raise UnknownChunkError(f"a chunk of type {kind:#x}, compressed as {compression:#x}")
   if kind != SIMPLE or compression not in (UNCOMPRESSED, ZSTANDARD):
     raise ChunkError(f"a chunk of type {kind:#x}, compressed as {compression:#x}, where records should be")
+  if num_records > MAX_CHUNK_RECORDS or decoded_bytes > MAX_CHUNK_BYTES:
+    raise ChunkError(f"a chunk of {num_records:,} records with {decoded_bytes:,} bytes, beyond the limits")
   sizes_begin, sizes_stop, sizes_size, values_begin, values_stop, values_size = buffers
   sizes, values = content[sizes_begin:sizes_stop], content[values_begin:values_stop]
   if compression == ZSTANDARD:
@@ -104,6 +109,8 @@ _of_thread = threading.local()
 def _decompressed(content: bytes, size: int) -> bytes:
   if not size and not content:
     return b""
+  if size > MAX_CHUNK_BYTES:
+    raise ChunkError(f"a buffer of {size:,} bytes, more than {MAX_CHUNK_BYTES:,}")
   if not hasattr(_of_thread, "decompressor"):
     _of_thread.decompressor = zstandard.ZstdDecompressor()
   try:

@@ -313,14 +313,14 @@ class Stream(Iterator[Rows]):
     Raises:
       AnystepError: 76 `stream_state` for a state of another form.
     """
-    step = state.get("step")
-    known = state.keys() == {"version", "step"} and state["version"] == STATE_VERSION
-    if not known or type(step) is not int or step < 0:
+    is_state = isinstance(state, Mapping) and state.keys() == {"version", "step"}
+    step = state["step"] if is_state and state["version"] == STATE_VERSION else None
+    if type(step) is not int or step < 0:
       raise AnystepError(
         ExitCode.MISMATCH,
         "stream_state",
         expected={"version": STATE_VERSION, "step": "an int >= 0"},
-        got=dict(state),
+        got=state,
         fix="restore a state that this version's get_state made",
       )
     self.seek(step)

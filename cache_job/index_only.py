@@ -132,8 +132,13 @@ def _scan(path: epath.Path) -> _Scan:
     group_records = int(rows.group_rows.max(initial=0))
     return _Scan(path=path, container=containers.PARQUET, records=len(rows), group_records=group_records)
   # A reader of another file says so when it is asked, and raises where it is closed.
-  reader = open_reader(path)
-  if not reader.ok():
+  try:
+    reader = open_reader(path)
+    is_array_record = reader.ok()
+  except (ValueError, RuntimeError) as error:
+    # Of a footer that promises more chunks than fit in memory.
+    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole") from error
+  if not is_array_record:
     offsets = _tfrecord_offsets(path)
     return _Scan(path=path, container=containers.TFRECORD, records=len(offsets), offsets=offsets)
   records, options = reader.num_records(), reader.writer_options_string() or ""

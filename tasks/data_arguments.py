@@ -218,7 +218,7 @@ def _step_range(text: str) -> range:
   start, separator, stop = text.partition(":")
   numbers = start.isdecimal() and stop.isdecimal()
   if not separator or not numbers or not int(start) < int(stop) <= _STEP_LIMIT:
-    raise argparse.ArgumentTypeError(f"expected A:B with A < B, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected A:B with A < B, at most {_STEP_LIMIT}, got {text!r}")
   return range(int(start), int(stop))
 
 

@@ -63,7 +63,7 @@ class DatasetConfig:
     }
     wrong = [f"{name}={getattr(self, name)!r}" for name, right in counts.items() if not right]
     if wrong:
-      raise ValueError(f"expected whole numbers in their limits, got {', '.join(wrong)}")
+      raise ValueError(f"expected whole numbers within docs/order.md's limits, got {', '.join(wrong)}")
     named = {"split": (self.split,), "cache_dir": self.cache_dirs, "module": self.modules}
     named["plan"] = () if self.plan is None else (self.plan,)
     for name, texts in named.items():

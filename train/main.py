@@ -42,8 +42,7 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
     if values.cache_if_missing:
       _cache_first(trainer, values)
     prepared = trainer.prepare(accept_changes=values.accept_change)
-    record_configuration(trainer.model_dir)
-    prepared.run(termination)
+    prepared.run(termination, started=lambda: record_configuration(trainer.model_dir))
 
 
 def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:

@@ -24,7 +24,7 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
     AnystepError: 74 `checkpoint_write` with what TensorStore says.
   """
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _silenced(), ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(path, _as_tree(state))
   except OSError:
     raise
@@ -79,7 +79,7 @@ def _silenced() -> Iterator[None]:
   sys.unraisablehook = ignore_late_answers
   try:
     yield
-    # Where a restore failed, other arrays may come later still: nobody waits for them.
+    # Where it failed, other arrays may come later still: nobody waits for them.
     sys.unraisablehook = hook
   finally:
     logging.set_verbosity(verbosity)

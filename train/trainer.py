@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 from clu import metric_writers
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.limits import is_count, is_name
+from anystep.limits import MAX_COUNT, is_count, is_name
 from anystep.packing import PackingPolicy
 from anystep.tasks.evaluation import check_metrics
 from anystep.train.built_values import Value, built_values
@@ -82,7 +82,7 @@ class Trainer:
 
   def __post_init__(self):
     if not is_count(self.total_steps, least=1):
-      raise ValueError(f"total_steps is a whole number of at least 1, not {self.total_steps!r}")
+      raise ValueError(f"total_steps is a whole number from 1 to {MAX_COUNT}, not {self.total_steps!r}")
     if not is_count(self.random_seed):
       raise ValueError(f"random_seed is a whole number, not {self.random_seed!r}")
     if not isinstance(self.model_dir, (str, os.PathLike)):
@@ -213,11 +213,14 @@ class PreparedRun:
   accept_changes: Collection[str] = ()
   newly_accepted: Sequence[Change] = ()
 
-  def run(self, termination: Termination | None = None) -> dict[str, float]:
+  def run(
+    self, termination: Termination | None = None, *, started: Callable[[], None] = lambda: None
+  ) -> dict[str, float]:
     """Trains to the end; returns the evaluation's metrics.
 
     Args:
       termination: asked after each step; None where nobody can ask for it.
+      started: called when the state is there, before the first step.
 
     Raises:
       AnystepError: 75 `preempted` after a committed checkpoint, where that was asked for.
@@ -252,10 +255,11 @@ class PreparedRun:
           raise
         report_unreadable(self.restore_step, error)
         # The data's state too is that of the checkpoint that is restored.
-        return self._before(self.restore_step).run(termination)
+        return self._before(self.restore_step).run(termination, started=started)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
     self._record(start_step)
+    started()
     trained_with = trainer.deciding_values
     train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
     stream = data.open_stream((jax.process_index(), jax.process_count()))

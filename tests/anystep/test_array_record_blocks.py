@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import zstandard
 from array_record.python import array_record_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,3 +184,21 @@ def test_array_record_reads_the_same_files(tmp_path):
   records = records_of(5, 50, 300)
   write_array_record(tmp_path / "shard", records, options="group_size:8,zstd:1")
   assert array_record_module.ArrayRecordReader(str(tmp_path / "shard")).read_all() == records
+
+
+def test_a_chunk_that_promises_more_than_the_limit_is_not_decompressed(tmp_path, monkeypatch):
+  """A frame of zeros is a thousandth of what it becomes."""
+  from anystep import riegeli_chunks
+
+  monkeypatch.setattr(riegeli_chunks, "MAX_CHUNK_BYTES", 5000)
+  frame = zstandard.compress(bytes(6000))
+  values = b"\xf0\x2e" + frame
+  sizes = b"\x02" + zstandard.compress(b"\xf0\x2e")
+  made = chunk(b"z" + bytes([len(sizes)]) + sizes + values, 1, 6000)
+  assert len(made) < 200
+  (tmp_path / "file").write_bytes(bytes(64) + made)
+  with pytest.raises(riegeli_chunks.ChunkError, match="beyond the limits"):
+    riegeli_chunks.read_chunk(FileRanges(tmp_path / "file"), 64, 64 + len(made))
+  monkeypatch.setattr(riegeli_chunks, "MAX_CHUNK_BYTES", 6000)
+  read = riegeli_chunks.read_chunk(FileRanges(tmp_path / "file"), 64, 64 + len(made))
+  assert read.records() == [bytes(6000)]

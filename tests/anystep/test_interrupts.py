@@ -501,13 +501,17 @@ def test_a_transform_that_raises_stop_iteration_ends_no_loop(shared_cache, plan,
 
   given = 0
   opened_with = {"transforms": {"demo": Map(fail)}, "prefetch_batches": prefetch_batches}
-  with (
-    open_stream(plan, {"demo": shared_cache.open()}, **opened_with) as stream,
-    pytest.raises(RuntimeError, match="raised StopIteration"),
-  ):
+
+  def read_all(stream):
+    nonlocal given
     for _ in stream:
       given += 1
       assert given < NUM_STEPS
+
+  stream = open_stream(plan, {"demo": shared_cache.open()}, **opened_with)
+  with stream, pytest.raises(RuntimeError) as error:
+    read_all(stream)
+  assert "raised StopIteration" in str(error.value)
 
 
 def test_an_interrupt_while_a_file_is_opened_stays_one_and_leaves_nothing_open(tmp_path):

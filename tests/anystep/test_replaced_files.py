@@ -172,3 +172,21 @@ def test_a_stamp_is_of_what_is_open(tmp_path):
   assert before == FileStamp.at(tmp_path / "a")
   os.replace(tmp_path / "b", tmp_path / "a")
   assert ranges.stamp() == before != FileStamp.at(tmp_path / "a")
+
+
+def test_a_file_that_is_put_back_is_read_again(replacing):
+  """As the error asks for, in the same process, by a new stream and by the one that failed."""
+  kept = {path: path.read_bytes() for path in replacing.files()}
+
+  def cut():
+    for path in kept:
+      os.truncate(path, 70)
+
+  _, error = replacing.read(3, cut)
+  assert error.code == 65
+  for path, content in kept.items():
+    path.with_name("back").write_bytes(content)
+    os.replace(path.with_name("back"), path)
+  assert replacing.read(STEPS, lambda: None) == (STEPS, None)
+  replacing.cache = replacing.built.open(pool=replacing.cache.pool)
+  assert replacing.read(STEPS, lambda: None) == (STEPS, None)

@@ -384,6 +384,9 @@ def test_a_stream_that_ended_can_go_back(shared_cache, expected_digests, prefetc
     {"version": STATE_VERSION + 1, "step": 3},
     {"version": None, "step": 3},
     {"version": STATE_VERSION, "step": 3, "host": 0},
+    [],
+    None,
+    3,
   ],
 )
 def test_a_state_of_another_form_is_refused_with_both_sides(shared_cache, state):

@@ -135,6 +135,7 @@ def test_rows_keep_their_order_and_how_often_they_are_named(shared_cache):
 @pytest.mark.parametrize(
   "rows",
   [
+    np.array([0, 1, 1, 0]),
     [True, False],
     [True] * 5,
     np.ones((4, 4), bool),

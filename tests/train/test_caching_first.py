@@ -262,7 +262,7 @@ def test_a_missing_cache_is_made_first_as_the_program_makes_it(command, programs
 
 
 def test_only_what_is_missing_is_made(command, programs, tmp_path, monkeypatch):
-  monkeypatch.setattr(PreparedRun, "run", lambda self, termination: {})
+  monkeypatch.setattr(PreparedRun, "run", lambda *_, **named: {})
   cache_dir = tmp_path / "cache"
   run_job(cache_dir, "--splits=train", "--module_import=tiny_tasks", tasks=tiny_tasks.NAME)
   trained = {path: stamp for path, stamp in stamps_of(cache_dir).items() if "train" in path.name}

@@ -102,7 +102,7 @@ def test_all_that_is_checked_is_checked_before_a_device_is_touched(command, monk
     check=True,
   )
   assert done.stdout.endswith("touched False\n")
-  monkeypatch.setattr(PreparedRun, "run", lambda self, _: pytest.fail("it was to be refused before"))
+  monkeypatch.setattr(PreparedRun, "run", lambda *_, **named: pytest.fail("it was to be refused before"))
   with pytest.raises(AnystepError):
     main.main(command(BATCH_SIZE=0))
 

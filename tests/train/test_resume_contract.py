@@ -49,7 +49,7 @@ def accepted_in(model_dir):
 def test_what_decides_parameters_is_refused_before_devices_are_touched(
   bindings, difference, stopped, command, monkeypatch
 ):
-  monkeypatch.setattr(PreparedRun, "run", lambda self, _: pytest.fail("it was to be refused before"))
+  monkeypatch.setattr(PreparedRun, "run", lambda *_, **named: pytest.fail("it was to be refused before"))
   for flags in ([], ["--dry_run"]):
     error = refusal([*command(**bindings), *flags])
     assert (error.code, error.kind) == (76, "resume_contract")
@@ -119,6 +119,7 @@ def test_another_model_that_was_accepted_is_refused_with_the_leaf_that_differs(s
   assert (error.code, error.kind) == (76, "checkpoint_tree")
   assert "mlp" in error.fields["leaf"]
   assert not (stopped / "accepted_changes").exists()
+  assert "mlp_dim = 32" not in (stopped / "config.gin").read_text()
 
 
 def test_a_name_that_nothing_has_is_refused(stopped, command):
