@@ -101,15 +101,36 @@ def configuration_text() -> str:
 
 
 def record_configuration(model_dir: epath.PathLike) -> None:
-  """Writes the configuration to `config.gin` in model_dir, and says what differs from the one before."""
+  """Writes the configuration to `config.gin` in model_dir, and says what differs from the one before.
+
+  Raises:
+    AnystepError: 65 `configuration_invalid` where what is there is no text.
+  """
   path = epath.Path(model_dir) / "config.gin"
   text = configuration_text()
-  if path.exists():
-    for line in difflib.ndiff(path.read_text().splitlines(), text.splitlines()):
+  before = _recorded_configuration(path)
+  if before is not None:
+    for line in difflib.ndiff(before.splitlines(), text.splitlines()):
       if line.startswith(("+ ", "- ")) and not line[2:].startswith("#"):
         print(f"the configuration changed: {line}", file=sys.stderr)
   path.parent.mkdir(parents=True, exist_ok=True)
   storage.put(path, text.encode())
+
+
+def _recorded_configuration(path: epath.Path) -> str | None:
+  """The configuration before; None where there is none."""
+  try:
+    return read_file(path, limit_bytes=_MAX_GIN_BYTES).decode()
+  except FileNotFoundError:
+    return None
+  except (ValueError, IsADirectoryError) as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "configuration_invalid",
+      path=path,
+      got=_one_line(error),
+      fix="restore the file from a copy, or remove it: the run writes it anew",
+    ) from error
 
 
 def _check_required() -> None:

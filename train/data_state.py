@@ -80,10 +80,10 @@ class UncachedState:
       raise _invalid(path, error) from error
 
 
-def _invalid(path: object, error: Exception) -> AnystepError:
+def _invalid(path: object, error: Exception, kind: str = "data_uncached_invalid") -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
-    "data_uncached_invalid",
+    kind,
     path=path,
     got=f"{type(error).__name__}: {error}",
     fix="restore the file from a copy, or read it with the anystep version that wrote it",
@@ -117,15 +117,32 @@ def read_state(directory: epath.Path) -> DataState:
 
 
 def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None:
-  """Writes the state that a run goes on with from a step; another one that was given up is kept."""
+  """Writes the state that a run goes on with from a step; another one that was given up is kept.
+
+  Raises:
+    AnystepError: 65 `plan_invalid`, `data_uncached_invalid` where no file stands at a state's name.
+  """
   directory = epath.Path(model_dir)
   directory.mkdir(parents=True, exist_ok=True)
-  text, own = state.to_json(), file_name(state)
+  content, own = state.to_json().encode(), file_name(state)
   for name in DATA_FILES:
     path = directory / name
-    if path.exists() and (name != own or path.read_text() != text):
+    before = _content(path)
+    # One that was damaged is another one too.
+    if before is not None and (name != own or before != content):
       path.replace(directory / f"{path.stem}_until_step_{step}.json")
-  storage.put(directory / own, text.encode())
+  storage.put(directory / own, content)
+
+
+def _content(path: epath.Path) -> bytes | None:
+  """The bytes of a state's file; None where there is none."""
+  try:
+    return read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except FileNotFoundError:
+    return None
+  except (ValueError, IsADirectoryError) as error:
+    kind = "plan_invalid" if path.name == DATA_PLAN else "data_uncached_invalid"
+    raise _invalid(path, error, kind) from error
 
 
 def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:

@@ -12,8 +12,9 @@ from etils import epath
 
 from anystep import storage
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
-from anystep.limits import is_count
+from anystep.limits import MAX_JSON_BYTES, is_count
 from anystep.manifest import canonical_json
 from anystep.train.built_values import Value
 
@@ -55,7 +56,20 @@ class Change:
     return canonical_json(document, indent=1) + "\n"
 
   @classmethod
-  def from_json(cls, text: str, *, path: object) -> Change:
+  def read(cls, path: epath.PathLike) -> Change:
+    """Reads its file.
+
+    Raises:
+      AnystepError: 65 `accepted_change_invalid`.
+    """
+    try:
+      content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+    except (ValueError, IsADirectoryError, FileNotFoundError) as error:
+      raise _invalid(path, error) from error
+    return cls.from_json(content, path=path)
+
+  @classmethod
+  def from_json(cls, text: str | bytes, *, path: object) -> Change:
     """Reads its file's text.
 
     Raises:
@@ -68,13 +82,7 @@ class Change:
       was, now = ([document[key]] if key in document else [] for key in ("was", "is"))
       return cls(name=document["name"], was=was, now=now, step=document["step"])
     except MALFORMED as error:
-      raise AnystepError(
-        ExitCode.DATA,
-        "accepted_change_invalid",
-        path=path,
-        got=f"{type(error).__name__}: {error}",
-        fix="restore the file from a copy, or remove it and accept the change again",
-      ) from error
+      raise _invalid(path, error) from error
 
   def is_covered(self, accepted: Change) -> bool:
     """Whether one that was accepted is between the same values, at this step or at a later one.
@@ -83,6 +91,16 @@ class Change:
     """
     same = (self.name, self.was, self.now) == (accepted.name, accepted.was, accepted.now)
     return same and self.step <= accepted.step
+
+
+def _invalid(path: object, error: Exception) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "accepted_change_invalid",
+    path=path,
+    got=f"{type(error).__name__}: {error}",
+    fix="restore the file from a copy, or remove it and accept the change again",
+  )
 
 
 def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
@@ -129,7 +147,7 @@ class AcceptedChanges:
     Raises:
       AnystepError: 65 `accepted_change_invalid`.
     """
-    before = [Change.from_json(path.read_text(), path=path) for _, path in _files(model_dir)]
+    before = [Change.read(path) for _, path in _files(model_dir)]
     return cls(model_dir=model_dir, before=before, names=names)
 
   def require(self, changes: Sequence[Change], *, kind: str, expected: str, fix: str) -> list[Change]:

@@ -72,7 +72,8 @@ def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Co
     expected, found = reference.get(step, []), records.get(step, [])
     same_steps = bool(expected) and bool(found)
     batches += same_steps and len({record.digest for record in [*expected, *found]}) == 1
-    losses += same_steps and len({record.loss for record in [*expected, *found]}) == 1
+    # By their bits: NaN is no other loss than NaN.
+    losses += same_steps and len({record.loss.hex() for record in [*expected, *found]}) == 1
   return Comparison(
     total_steps=total_steps,
     killed_at=len(starts[0]),

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
 from anystep.digest import batch_digest
+from anystep.errors import AnystepError, ExitCode
+from anystep.input_files import open_file
+from anystep.json_files import MALFORMED, parse_json
+from anystep.limits import is_count
 
 _FOLDER = "step_log"
+# A line has some 150 bytes.
+_MAX_LINE_BYTES = 1 << 12
+_INTEGER = re.compile(r"-?\d+\Z")
 
 
 class StepRecord(NamedTuple):
@@ -52,10 +60,43 @@ def read_step_log(model_dir: epath.PathLike, *, process: int = 0) -> list[list[S
   """What a process logged, one list for each time that the run was started.
 
   A last line that a kill cut short is left out.
+
+  Raises:
+    AnystepError: 65 `step_log_invalid` where a line is none that a run writes.
   """
   folder = epath.Path(model_dir) / _FOLDER
-  starts = []
-  for path in sorted(folder.glob(f"start-*-process-{process:05d}.jsonl")):
-    complete = path.read_text().rpartition("\n")[0]
-    starts.append([StepRecord(**json.loads(line)) for line in complete.splitlines()])
-  return starts
+  return [list(_read(path)) for path in sorted(folder.glob(f"start-*-process-{process:05d}.jsonl"))]
+
+
+def _read(path: epath.Path) -> Iterator[StepRecord]:
+  number = 0
+  try:
+    with open_file(path) as file:
+      while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+        number += 1
+        yield _parsed(line)
+      if len(line) == _MAX_LINE_BYTES:
+        number += 1
+        raise ValueError(f"more than {_MAX_LINE_BYTES:,} bytes")
+  except (*MALFORMED, IsADirectoryError, FileNotFoundError) as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "step_log_invalid",
+      path=path,
+      line=number,
+      expected="the step, digest and loss of a step in each line",
+      got=f"{type(error).__name__}: {error}",
+      fix="restore the file from a copy, or train anew in another MODEL_DIR",
+    ) from error
+
+
+def _parsed(line: bytes) -> StepRecord:
+  record = StepRecord(**parse_json(line, number=_number))
+  if not (is_count(record.step) and isinstance(record.digest, str) and isinstance(record.loss, float)):
+    raise ValueError(f"unexpected step {record.step!r}, digest {record.digest!r} or loss {record.loss!r}")
+  return record
+
+
+def _number(text: str) -> int | float:
+  """A number as a line has it: a loss may be NaN or infinite."""
+  return int(text) if _INTEGER.match(text) else float(text)

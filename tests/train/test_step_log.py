@@ -1,5 +1,7 @@
 """The step log and what is concluded from it."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,51 @@ def test_the_verdict_says_what_differs(change, identical, said):
   assert comparison.identical is identical
   assert comparison.verdict.startswith("killed at step 2, resumed from 1: ")
   assert said in comparison.verdict
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -0.0])
+def test_a_loss_that_is_no_number_comes_back_and_is_the_same_as_itself(loss, tmp_path):
+  logged = StepLog(tmp_path, start_step=0)
+  logged.write(0, _BATCH, loss)
+  logged.close()
+  assert read_step_log(tmp_path)[0][0].loss.hex() == loss.hex()
+
+
+LINE = b'{"step": 0, "digest": "d", "loss": 1.0}\n'
+
+
+@pytest.mark.parametrize(
+  ("content", "line"),
+  [
+    (LINE + LINE.replace(b"digest", b"dig\xe5st"), 2),
+    (LINE.replace(b"{", b"") + LINE, 1),
+    (LINE + LINE.replace(b"digest", b"digist"), 2),
+    (LINE.replace(b"0,", b"-1,"), 1),
+    (LINE.replace(b"0,", b"0.0,"), 1),
+    (LINE.replace(b'"d"', b"7"), 1),
+    (LINE.replace(b"1.0", b"true"), 1),
+    (LINE + b"[" * 1000 + b"\n", 2),
+    (LINE + b"x" * 10_000, 2),
+    (LINE + b"\n", 2),
+    (LINE + b"7\n", 2),
+  ],
+)
+def test_a_line_that_no_run_writes_is_refused_by_its_number(content, line, tmp_path):
+  (tmp_path / "step_log").mkdir()
+  path = tmp_path / "step_log" / "start-00000-from-000000000-process-00000.jsonl"
+  path.write_bytes(LINE)
+  assert read_step_log(tmp_path) == [[StepRecord(0, "d", 1.0)]]
+  path.write_bytes(content)
+  with pytest.raises(AnystepError) as refused:
+    read_step_log(tmp_path)
+  assert (refused.value.code, refused.value.kind) == (65, "step_log_invalid")
+  assert (refused.value.fields["path"], refused.value.fields["line"]) == (path, line)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_a_log_that_is_no_file_is_refused(make, tmp_path):
+  (tmp_path / "step_log").mkdir()
+  make(tmp_path / "step_log" / "start-00000-from-000000000-process-00000.jsonl")
+  with pytest.raises(AnystepError) as refused:
+    read_step_log(tmp_path)
+  assert (refused.value.code, refused.value.kind) == (65, "step_log_invalid")
