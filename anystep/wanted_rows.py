@@ -30,7 +30,7 @@ def rows_by_batch_size(
   if not isinstance(rows, tuple):
     # An iterator can be gone through but once.
     listed = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, np.ndarray) else rows
-    return {size: _no_mask(checked_rows(listed, size), size) for size in sizes}
+    return {size: checked_rows(listed, size) for size in sizes}
   if len(rows) != 2 or not all(map(is_whole_number, rows)):
     raise _wrong_rows(rows, expected="(host, host count), two whole numbers")
   host, host_count = map(int, rows)
@@ -43,13 +43,6 @@ def rows_by_batch_size(
       fix=f"use a number of hosts among {[n for n in range(1, common + 1) if common % n == 0]}",
     )
   return {size: np.arange(size).reshape(host_count, -1)[host] for size in sizes}
-
-
-def _no_mask(rows: np.ndarray, batch_size: int) -> np.ndarray:
-  """Refuses zeros and ones, as many as a batch has rows: meant as a mask, they would be its first two rows."""
-  if len(rows) == batch_size > 2 and rows.max() <= 1:
-    raise _wrong_rows(repr(rows.tolist()[:20]), expected="row numbers, or a mask of bools")
-  return rows
 
 
 def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
@@ -73,6 +66,9 @@ def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarra
   outside = numbers[(numbers < 0) | (numbers >= batch_size)]
   if outside.size:
     raise _wrong_rows(repr(outside.tolist()), expected=expected)
+  if len(numbers) == batch_size > 2 and numbers.max() <= 1:
+    # Meant as a mask, they would be the first two rows again and again.
+    raise _wrong_rows(repr(numbers.tolist()[:20]), expected="row numbers, or a mask of bools")
   return numbers
 
 
