@@ -136,7 +136,8 @@ def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None
     before_step: only earlier ones are asked for, as where the arrays of this one could not be restored.
 
   Raises:
-    AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read.
+    AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read; any but 65
+      where it is the system that fails, and no checkpoint.
   """
   directories = _directories(model_dir)
   committed = checkpoint_steps(model_dir)
@@ -149,6 +150,9 @@ def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None
     try:
       return _read(directories[step], step)
     except AnystepError as error:
+      # Set aside is what was damaged, not what nobody could look at.
+      if error.code != ExitCode.DATA:
+        raise
       report_unreadable(step, error)
   # Where a save was killed the checkpoint counts as never begun.
   finished = {step for step, path in directories.items() if not _is_unfinished(path)}
@@ -237,14 +241,16 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
   """A checkpoint, of which every file is what its writer noted.
 
   Raises:
-    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`.
+    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`,
+      `open_file`.
   """
   integrity = read_integrity(directory)
   if integrity.step is not None:
     _check_step(directory, step, integrity.step)
   check_files(directory, integrity)
   noted = integrity.files.keys()
-  if len(noted & set(DATA_FILES)) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
+  data_files = noted & set(DATA_FILES)
+  if len(data_files) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
     raise AnystepError(
       ExitCode.DATA,
       "checkpoint_integrity",
@@ -255,12 +261,19 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
   values = None
   if integrity.run is not None:
     values = _values_of(directory / _TRAINED_WITH)
-  return Checkpoint(step=step, data=read_state(directory), run=integrity.run, trained_with=values)
+  # The one that is vouched for, whatever else lies there.
+  data = read_state(directory / data_files.pop())
+  return Checkpoint(step=step, data=data, run=integrity.run, trained_with=values)
 
 
-def _values_of(path: epath.Path) -> dict[str, Value]:
+def _values_of(path: epath.Path) -> Mapping[str, Value]:
   try:
-    return read_json(path)["values"]
+    document = read_json(path)
+    if document["version"] != _TRAINED_WITH_VERSION:
+      raise ValueError(f"version {document['version']!r}, not {_TRAINED_WITH_VERSION}")
+    if not isinstance(document["values"], Mapping):
+      raise ValueError("values are no object")
+    return document["values"]
   except MALFORMED as error:
     raise AnystepError(
       ExitCode.DATA,

@@ -98,22 +98,19 @@ def file_name(state: DataState) -> str:
   return DATA_PLAN if isinstance(state, Plan) else DATA_UNCACHED
 
 
-def read_state(directory: epath.Path) -> DataState:
-  """The state whose file is in a directory.
+def read_state(path: epath.Path) -> DataState:
+  """The state in a file of one of `DATA_FILES`' names.
 
   Raises:
-    AnystepError: 65 `plan_invalid`, `data_uncached_invalid`.
+    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `data_uncached_invalid`.
   """
-  if (directory / DATA_PLAN).exists():
-    return Plan.read(directory / DATA_PLAN, fix="restore the file from a copy")
-  path = directory / DATA_UNCACHED
-  if path.exists():
-    try:
-      content = read_file(path, limit_bytes=MAX_JSON_BYTES)
-    except (ValueError, IsADirectoryError) as error:
-      raise _invalid(path, error) from error
-    return UncachedState.from_json(content, path=path)
-  raise FileNotFoundError(f"{directory} has none of {', '.join(DATA_FILES)}")
+  if path.name == DATA_PLAN:
+    return Plan.read(path, fix="restore the file from a copy")
+  try:
+    content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except (ValueError, IsADirectoryError) as error:
+    raise _invalid(path, error) from error
+  return UncachedState.from_json(content, path=path)
 
 
 def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None:

@@ -1,6 +1,10 @@
 """A checkpoint counts wholly or not at all, and is never taken for what it is not."""
 
+import errno
+import gc
 import json
+import os
+import resource
 import shutil
 import sys
 
@@ -13,6 +17,7 @@ import pytest
 from fault_runs import Seam
 from train_runs import as_version_1, sign
 
+from anystep import input_files
 from anystep.errors import AnystepError
 from anystep.train import checkpoints, integrity, main
 from anystep.train.data_state import UncachedState
@@ -203,6 +208,30 @@ DAMAGES = {
 }
 
 
+# The sizes and hashes fit, and what they vouch for says something else.
+DOCUMENTS = {
+  "values in a list": '{"version": 1, "values": []}',
+  "no values": '{"version": 1, "values": null}',
+  "text for values": '{"version": 1, "values": "rate"}',
+  "nothing of values": '{"version": 1}',
+  "another version": '{"version": 2, "values": {"rate": 0.1}}',
+  "no version": '{"values": {"rate": 0.1}}',
+  "a list": "[]",
+  "nothing": "null",
+  "no UTF-8": b'{"version": 1, "values": {"\xff": 1}}',
+}
+for told, text in DOCUMENTS.items():
+  DAMAGES[f"trained_with.json: {told}"] = (
+    lambda folder, text=text: forge(folder, "trained_with.json", text),
+    "checkpoint_integrity",
+  )
+
+
+def forge(folder, name, text):
+  (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+  sign(folder)
+
+
 def resigned(folder, text):
   (folder / "integrity.json").write_text(text)
   (folder / "commit_success.txt").write_text(integrity._sha256(text))
@@ -215,6 +244,32 @@ def test_a_damaged_checkpoint_means_the_one_before(damage, model_dir, capsys):
   assert_restored(model_dir, 3)
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"checkpoint_6 cannot be read: ERROR code=65 kind={kind} ")
+
+
+def test_a_data_state_that_nobody_vouches_for_is_not_read(model_dir):
+  (model_dir / "checkpoint_6" / "data_plan.json").write_text("a plan")
+  assert_restored(model_dir, 6)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("name", ["commit_success.txt", "manifest.ocdbt", "trained_with.json"])
+def test_a_file_that_the_system_does_not_open_now_is_no_damage(number, name, model_dir, monkeypatch, capsys):
+  def fail(path, original=input_files._open_local):
+    if path.name == name:
+      raise OSError(number, os.strerror(number))
+    return original(path)
+
+  monkeypatch.setattr(input_files, "_open_local", fail)
+  with pytest.raises(AnystepError) as refused:
+    checkpoints.find_checkpoint(model_dir)
+  kinds = {
+    errno.EMFILE: (74, "too_many_files"),
+    errno.EIO: (74, "io_failed"),
+    errno.EACCES: (66, "file_unreadable"),
+  }
+  assert (refused.value.code, refused.value.kind) == kinds[number]
+  assert os.path.basename(refused.value.fields["path"]) == name
+  assert capsys.readouterr().err == ""
 
 
 def test_hashes_tell_files_apart_that_end_in_their_own_crc(tmp_path):
@@ -346,6 +401,64 @@ def test_answers_that_come_late_to_a_restore_that_failed_print_no_traceback(mode
   assert printed == []
   FailsAtItsEnd("something else")
   assert printed == ["something else"]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_process_that_may_open_no_more_files_says_so_and_damages_no_checkpoint(model_dir, capfd):
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  open_files = len(os.listdir("/proc/self/fd")) - 1
+  kinds = set()
+  # From none to so many that it is done.
+  for more in range(100):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + more, hard))
+    try:
+      checkpoints.restore_state(model_dir, 6, abstract())
+      break
+    except AnystepError as error:
+      kinds.add((error.code, error.kind))
+    finally:
+      resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    gc.collect()
+  assert kinds == {(74, "too_many_files")}
+  assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+  ("error", "code", "kind"),
+  [
+    (OSError(errno.EIO, "Input/output error"), 74, "io_failed"),
+    (ValueError("UNAVAILABLE: Error reading file [OS error 5: EIO Input/output error]"), 74, "io_failed"),
+    (ValueError("RESOURCE_EXHAUSTED: [OS error 24: EMFILE Too many open files]"), 74, "too_many_files"),
+    (OSError(errno.ENOENT, "No such file or directory"), 65, "checkpoint_corrupt"),
+    (ValueError("NOT_FOUND: [OS error 2: ENOENT No such file or directory]"), 65, "checkpoint_corrupt"),
+    (NotADirectoryError(errno.ENOTDIR, "Not a directory"), 65, "checkpoint_corrupt"),
+    (ValueError("DATA_LOSS: CRC-32C checksum verification failed"), 65, "checkpoint_corrupt"),
+  ],
+)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_what_the_system_refuses_is_no_damage(is_wrapped, error, code, kind, model_dir, monkeypatch):
+  def fail(*args, **kwargs):
+    if is_wrapped:
+      raise ValueError("Error opening zarr driver") from error
+    raise error
+
+  monkeypatch.setattr(ocp.StandardCheckpointer, "restore", fail)
+  with pytest.raises(AnystepError) as refused:
+    checkpoints.restore_state(model_dir, 6, abstract())
+  assert (refused.value.code, refused.value.kind) == (code, kind)
+  assert refused.value.fields["path"]
+
+
+def test_a_run_whose_disk_fails_while_it_restores_keeps_its_checkpoints(trained, command, monkeypatch):
+  def fail(*args, **kwargs):
+    raise OSError(errno.EIO, "Input/output error")
+
+  before = sorted(path.name for path in trained.iterdir())
+  monkeypatch.setattr(ocp.StandardCheckpointer, "restore", fail)
+  with pytest.raises(AnystepError) as refused:
+    main.main(command())
+  assert (refused.value.code, refused.value.kind) == (74, "io_failed")
+  assert sorted(path.name for path in trained.iterdir()) == before
 
 
 def test_a_device_that_fails_is_no_damage(model_dir, monkeypatch):

@@ -263,7 +263,7 @@ def state_of(**changes):
 
 def test_a_state_is_read_as_it_was_written_and_nothing_else_is(tmp_path):
   record_state(tmp_path, state_of(), 0)
-  assert read_state(tmp_path) == state_of()
+  assert read_state(tmp_path / "data_uncached.json") == state_of()
   text = state_of().to_json()
   for wrong in (text.replace('"version": 1', '"version": 2'), text.replace("8", "0"), text[:-9], "[]"):
     with pytest.raises(AnystepError) as refused:
