@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +17,12 @@ from absl import logging
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.os_failures import os_failure
 from anystep.train.train_state import TrainState
+
+# What is missing, or another kind of file, is a damaged checkpoint.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_OS_ERROR = re.compile(r"OS error (\d+)")
 
 
 def save_arrays(path: epath.Path, state: TrainState) -> None:
@@ -44,7 +52,8 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
 
   Raises:
     AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
-      65 `checkpoint_corrupt` with what Orbax or TensorStore says.
+      65 `checkpoint_corrupt` with what Orbax or TensorStore says; as `os_failure` where the system refuses
+      what has nothing to do with the checkpoint, as another open file.
   """
   try:
     with _silenced(), ocp.StandardCheckpointer() as checkpointer:
@@ -57,6 +66,10 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
     # Neither another model nor a device without room is damage.
     raise
   except Exception as error:
+    failure = _system_failure(error)
+    if failure is not None:
+      failure.filename = failure.filename or str(path)
+      raise os_failure(failure) from error
     raise AnystepError(
       ExitCode.DATA,
       "checkpoint_corrupt",
@@ -66,13 +79,30 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
     ) from error
 
 
+def _system_failure(error: BaseException) -> OSError | None:
+  """What the operating system refused, where that says nothing of the checkpoint: it may be whole.
+
+  TensorStore tells it by a number in its text.
+  """
+  while error.__cause__ is not None:
+    error = error.__cause__
+  if not isinstance(error, OSError):
+    told = _OS_ERROR.search(str(error))
+    if told is None:
+      return None
+    number = int(told[1])
+    error = OSError(number, os.strerror(number))
+  return None if error.errno in _DAMAGE else error
+
+
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
   """Keeps Orbax and TensorStore from printing what the error says, tracebacks among it."""
   verbosity, hook = logging.get_verbosity(), sys.unraisablehook
 
   def ignore_late_answers(unraisable: sys.UnraisableHookArgs) -> None:
-    if "Event loop is closed" not in str(unraisable.exc_value):
+    # The second where no file could be opened for the event loop itself.
+    if not any(text in str(unraisable.exc_value) for text in ("Event loop is closed", "'_ssock'")):
       hook(unraisable)
 
   logging.set_verbosity(logging.FATAL)
