@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.forks import start_anew_in_children
 from anystep.json_files import parse_json
 from anystep.manifest import canonical_json
 
 LOCK = ".lock"
+# What opening a symbolic link, a directory, and a socket or device that nobody serves fails with.
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 
 @contextlib.contextmanager
@@ -32,21 +37,19 @@ def locked_directory(directory: epath.PathLike, *, kind: str, fix: str) -> Itera
     fix: what to do then.
 
   Raises:
-    AnystepError: 73 `kind`, with host, pid and since.
+    AnystepError: 73 `kind`, with host, pid and since; 73 `lock_invalid` where the lock is no file.
   """
   path = os.path.join(os.fspath(directory), LOCK)
+  lock = _Lock(path)
   try:
-    descriptor = _acquire(path)
+    lock.acquire()
   except _Held as error:
     fields = {name: error.holder.get(name, "unknown") for name in ("host", "pid", "since")}
     raise AnystepError(ExitCode.CANNOT_CREATE, kind, path=path, **fields, fix=fix) from error
   try:
     yield
   finally:
-    # While it is still held, and only its own: somebody may have removed it, and another job come.
-    if _is_at(descriptor, path):
-      os.unlink(path)
-    os.close(descriptor)
+    lock.release()
 
 
 class _Held(Exception):
@@ -57,25 +60,88 @@ class _Held(Exception):
     self.holder = holder
 
 
-def _acquire(path: str) -> int:
-  while True:
-    # Each time anew: a holder may have removed the directory that it had made, with its lock.
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-      descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError:
-      continue
-    try:
-      if not _is_taken(descriptor, path):
-        os.close(descriptor)
-        continue
-      me = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
-      os.ftruncate(descriptor, 0)
-      os.pwrite(descriptor, canonical_json(me).encode(), 0)
-    except BaseException:
+class _Lock:
+  """A lock's file, which only the process has open that took it.
+
+  The kernel's lock lives as long as anybody has the file open: a forked child would hold what its parent,
+  killed, does no more; and one that ends by itself would give back what its parent holds.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    self._descriptor: int | None = None
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    descriptor, self._descriptor = self._descriptor, None
+    if descriptor is not None:
       os.close(descriptor)
-      raise
-    return descriptor
+
+  def acquire(self) -> None:
+    """Takes it, and writes down who has.
+
+    Raises:
+      _Held: where somebody else does.
+      AnystepError: 73 `lock_invalid`.
+    """
+    while self._descriptor is None:
+      # Each time anew: a holder may have removed the directory that it had made, with its lock.
+      os.makedirs(os.path.dirname(self._path), exist_ok=True)
+      try:
+        self._descriptor = _open(self._path)
+      except FileNotFoundError:
+        continue
+      try:
+        if not _is_taken(self._descriptor, self._path):
+          self._close()
+          continue
+        me = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, canonical_json(me).encode(), 0)
+      except BaseException:
+        self._close()
+        raise
+
+  def release(self) -> None:
+    """Gives it back; does nothing in a forked child, which does not have it."""
+    if self._descriptor is None:
+      return
+    # While it is still held, and only its own: somebody may have removed it, and another job come.
+    if _is_at(self._descriptor, self._path):
+      os.unlink(self._path)
+    self._close()
+
+  def _close(self) -> None:
+    # As in a forked child.
+    self.start_anew()
+
+
+def _open(path: str) -> int:
+  """Opens or makes a regular file: through a link another one would be emptied, and a FIFO has no content."""
+  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+  try:
+    descriptor = os.open(path, flags, 0o666)
+  except OSError as error:
+    if error.errno in _NO_FILE:
+      raise _invalid(path, os.lstat(path).st_mode) from error
+    raise
+  mode = os.fstat(descriptor).st_mode
+  if not stat.S_ISREG(mode):
+    os.close(descriptor)
+    raise _invalid(path, mode)
+  return descriptor
+
+
+def _invalid(path: str, mode: int) -> AnystepError:
+  kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
+  return AnystepError(
+    ExitCode.CANNOT_CREATE,
+    "lock_invalid",
+    path=path,
+    expected="a regular file, or none",
+    got=kinds.get(stat.S_IFMT(mode), "a device or socket"),
+    fix="see who put it there, and remove it",
+  )
 
 
 def _is_taken(descriptor: int, path: str) -> bool:
@@ -94,7 +160,7 @@ def _is_taken(descriptor: int, path: str) -> bool:
 def _is_at(descriptor: int, path: str) -> bool:
   """Whether the open file is the one of this name."""
   try:
-    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return os.path.samestat(os.fstat(descriptor), os.lstat(path))
   except FileNotFoundError:
     return False
 
