@@ -60,6 +60,8 @@ class Attack:
     module: in this folder; its `prepare(folder)` returns the attempt.
     tries: how many the soak has. sample: how many run always.
     least: outcomes that one of twenty tries must have: an attack that never strikes proves nothing.
+    never: outcomes that no try may have, beside what is wrong, raw or hung: of what has to go on, not to be
+      refused.
     limit_seconds: how long a try may take.
     slow: whether what it is tried on takes long to be made.
   """
@@ -68,6 +70,7 @@ class Attack:
   tries: int
   sample: int
   least: tuple[str, ...] = (REFUSED,)
+  never: tuple[str, ...] = ()
   limit_seconds: float = 10
   slow: bool = False
 
@@ -78,13 +81,22 @@ ATTACKS = {
   "replacements": Attack(module="replacements", tries=10_000, sample=150, least=(REFUSED, HARMLESS)),
   "signed manifests": Attack(module="manifests", tries=10_000, sample=150),
   "plans": Attack(module="plans", tries=10_000, sample=150),
-  "interrupts": Attack(module="interrupts", tries=10_000, sample=300, least=(HARMLESS,)),
-  "threads": Attack(module="threads", tries=10_000, sample=100, least=()),
-  "forks": Attack(module="forks", tries=1_000, sample=40, least=(), limit_seconds=60),
+  "interrupts": Attack(module="interrupts", tries=10_000, sample=300, least=(HARMLESS,), never=(REFUSED,)),
+  "threads": Attack(module="threads", tries=10_000, sample=100, least=(HARMLESS,)),
+  # Of what is read there nothing needs a library that survives no fork.
+  "forks": Attack(
+    module="forks", tries=1_000, sample=40, least=(HARMLESS,), never=(REFUSED,), limit_seconds=60
+  ),
   "checkpoints": Attack(module="checkpoints", tries=300, sample=12, limit_seconds=60, slow=True),
   "programs": Attack(module="programs", tries=300, sample=4, limit_seconds=20),
   "Grain's workers": Attack(
-    module="grain_workers", tries=20, sample=1, least=(), limit_seconds=120, slow=True
+    module="grain_workers",
+    tries=20,
+    sample=1,
+    least=(HARMLESS,),
+    never=(REFUSED,),
+    limit_seconds=120,
+    slow=True,
   ),
 }
 # What the counting itself is tested with.

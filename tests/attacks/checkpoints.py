@@ -164,9 +164,16 @@ def _files_of_another(model_dir: pathlib.Path, others: pathlib.Path, chance: Cha
 
 def _forged(model_dir: pathlib.Path, others: pathlib.Path, chance: Chance) -> None:
   """A file that is vouched for says something else."""
+  from anystep.train.integrity import INTEGRITY, fingerprint
+
   directory = chance.choice(_checkpoints(model_dir))
-  integrity = directory / "integrity.json"
-  integrity.write_bytes(mutated(json.loads(integrity.read_text()), chance))
+  path, integrity = chance.choice(sorted(directory.rglob("*.json"))), directory / INTEGRITY
+  chance.note(path.name)
+  path.write_bytes(mutated(json.loads(path.read_text()), chance))
+  if path != integrity:
+    document = json.loads(integrity.read_text())
+    document["files"][path.relative_to(directory).as_posix()] = fingerprint(path)
+    integrity.write_text(json.dumps(document))
   (directory / _MARKER).write_text(hashlib.sha256(integrity.read_bytes()).hexdigest())
 
 
@@ -176,7 +183,8 @@ def _json_changed(model_dir: pathlib.Path, others: pathlib.Path, chance: Chance)
 
 
 def _damaged(model_dir: pathlib.Path, others: pathlib.Path, chance: Chance) -> None:
-  directory = chance.choice(_checkpoints(model_dir))
+  """Files of a checkpoint's, or of any that the model directory has."""
+  directory = chance.choice([model_dir, chance.choice(_checkpoints(model_dir))])
   for _ in range(chance.randint(1, 2)):
     damage.damage(directory, chance)
 

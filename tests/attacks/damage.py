@@ -119,6 +119,13 @@ def _noise(path: pathlib.Path, paths: object, chance: Chance) -> None:
   path.write_bytes(chance.randbytes(chance.choice([0, 1, path.stat().st_size])))
 
 
+def _no_text(path: pathlib.Path, paths: object, chance: Chance) -> None:
+  """Bytes that are not UTF-8."""
+  content = path.read_bytes()
+  place = chance.randrange(len(content) + 1)
+  path.write_bytes(content[:place] + chance.choice([b"\xff", b"\xc3(", b"\xed\xa0\x80"]) + content[place:])
+
+
 def _swap(path: pathlib.Path, paths: list[pathlib.Path], chance: Chance) -> None:
   other = chance.choice([p for p in paths if p.suffix == path.suffix or "-of-" in p.name] or paths)
   contents = path.read_bytes(), other.read_bytes()
@@ -173,6 +180,7 @@ KINDS: dict[str, Damage] = {
   "zero": _zero,
   "shift": _shift,
   "noise": _noise,
+  "no text": _no_text,
   "swap": _swap,
   "copy over": _copy_over,
   "delete": _delete,

@@ -38,11 +38,13 @@ class Tally:
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common(12))
     return f"{self.name}: tried {self.outcomes.total():,}, {counts} ({kinds})"
 
-  def assert_clean(self, least: tuple[str, ...]) -> None:
-    """None was wrong, raw or hung, and the attack struck."""
+  def assert_clean(self, least: tuple[str, ...], *, never: tuple[str, ...] = ()) -> None:
+    """None was wrong, raw or hung, nor what it may never be, and the attack struck."""
     repeat = f"repeat one in tests/: python -m attacks.attack {self.name!r} TRY TRY+1"
     shown = [f"{len(texts):,} times such as {texts[0]}" for texts in self.failures.values()]
     assert not self.failures, "\n".join([str(self), *sorted(shown), repeat])
+    for outcome in never:
+      assert not self.outcomes[outcome], f"{self}: {outcome}"
     for outcome in least:
       assert 20 * self.outcomes[outcome] >= self.outcomes.total(), f"{self}: too few {outcome}"
 

@@ -1,7 +1,7 @@
 """What is wrong, raw or hung is counted as that, told with the try that met it, and fails the test."""
 
 import pytest
-from attacks.attack import HARMLESS, HUNG, RAW, REFUSED, WRONG
+from attacks.attack import ATTACKS, HARMLESS, HUNG, RAW, REFUSED, WRONG
 from attacks.tallies import Attacker, Tally
 
 
@@ -44,3 +44,20 @@ def test_an_attack_that_hardly_strikes_fails():
   tally.assert_clean((HARMLESS,))
   with pytest.raises(AssertionError, match="too few refused"):
     tally.assert_clean((REFUSED,))
+
+
+def test_an_attack_that_is_refused_where_nothing_may_be_fails():
+  tally = Tally("forks")
+  for number in range(1000):
+    tally.count(number, [], outcome=HARMLESS if number else REFUSED)
+  tally.assert_clean((HARMLESS,))
+  with pytest.raises(AssertionError, match="refused"):
+    tally.assert_clean((HARMLESS,), never=(REFUSED,))
+
+
+@pytest.mark.parametrize("name", ["forks", "interrupts", "Grain's workers", "threads"])
+def test_what_has_to_go_on_is_harmless(name):
+  tally = Tally(name)
+  tally.count(0, [], outcome=REFUSED)
+  with pytest.raises(AssertionError, match="refused"):
+    tally.assert_clean(ATTACKS[name].least, never=ATTACKS[name].never)
