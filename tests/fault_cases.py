@@ -27,6 +27,7 @@ CACHE_JOB = (
 )
 TRAINER = ("anystep.train.main", "anystep.train.configuration", "anystep.train.trainer", "tiny_tasks")
 DATA = ("anystep.tasks.data_main", "anystep.unit_surveys")
+_TOTAL_STEPS = 5
 # What a write that was killed may leave beside a file: nobody reads it.
 _ATTEMPT = re.compile(r"(\.[0-9a-f]{12}|/?\.[^/]*\.[0-9a-f]{8})\Z")
 
@@ -63,6 +64,8 @@ class Case:
     is_complete: whether a second one may find that nothing is left to do, though the first has not ended.
     locked: matches the file of the lock that keeps a second one out; None where two may run.
     interrupted: by signal, how it may end with one.
+    last_commit: matches the file after which a program that defers signals has nothing left to be saved, so
+      that it may also end with 0; None where there is no such file.
     disk_failed: kinds of the error that a disk that fails ends it with.
     leaves_attempts: whether unfinished files may be left where a disk failed, as in a folder of its own.
     every: in the soak, one operation of so many is disturbed.
@@ -80,6 +83,7 @@ class Case:
   interrupted: Mapping[int, Collection[int]] = dataclasses.field(
     default_factory=lambda: {signal.SIGINT: {130}, signal.SIGTERM: {-signal.SIGTERM}}
   )
+  last_commit: str | None = None
   disk_failed: Collection[str] = ("disk_full", "io_failed")
   leaves_attempts: bool = False
   every: int = 1
@@ -95,6 +99,15 @@ class Case:
       fault=fault,
       copies=copies,
     )
+
+  def may_end_with(self, number: int, *, before: Sequence[tuple[str, str]]) -> set[int]:
+    """Exit statuses with which it may end that a signal interrupts after these operations."""
+    statuses = set(self.interrupted[number])
+    # The marker counts from the moment that it has its name.
+    committed = [path for kind, path in before if kind == "replace" and self.last_commit is not None]
+    if number == signal.SIGTERM and any(re.match(self.last_commit or "", path) for path in committed):
+      statuses.add(0)
+    return statuses
 
 
 def cache_job(folder: pathlib.Path) -> Case:
@@ -125,7 +138,7 @@ def training(folder: pathlib.Path) -> Case:
     "MIXTURE_OR_TASK_NAME": repr(tiny_tasks.NAME),
     "MIXTURE_OR_TASK_MODULE": "'tiny_tasks'",
     "TASK_FEATURE_LENGTHS": "{'inputs': 24, 'targets': 12}",
-    "TRAIN_STEPS": 5,
+    "TRAIN_STEPS": _TOTAL_STEPS,
     "CHECKPOINT_PERIOD": 2,
     "BATCH_SIZE": 8,
     "EVAL_DATASET": None,
@@ -144,8 +157,8 @@ def training(folder: pathlib.Path) -> Case:
     assert_same=_same_training,
     committed=r"checkpoint_\d+/commit_success.txt",
     locked=r"\.lock\Z",
-    # After its last checkpoint nothing is left to be saved.
-    interrupted={signal.SIGINT: {130}, signal.SIGTERM: {75, 0}},
+    interrupted={signal.SIGINT: {130}, signal.SIGTERM: {75}},
+    last_commit=rf"checkpoint_{_TOTAL_STEPS}/commit_success\.txt",
     leaves_attempts=True,
     every=8,
   )

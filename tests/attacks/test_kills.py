@@ -42,7 +42,7 @@ class Undisturbed:
   def disturb(self, folder, faults, check):
     """Runs the program once for each fault, which strikes, and then again; returns how the first runs ended.
 
-    `check` is called with how each ended and its root, before the same command finishes it.
+    `check` is called with how each ended, its root and its fault, before the same command finishes it.
     """
 
     def run(fault):
@@ -50,7 +50,7 @@ class Undisturbed:
       self.case.begin(root)
       ended = self.programs.run(self.case.run(root, fault=fault))
       assert ended.struck, (fault, ended)
-      check(ended, root)
+      check(ended, root, fault)
       again = self.programs.run(self.case.run(root))
       assert again.status == 0, (ended.struck, again.stderr)
       return ended, root
@@ -94,7 +94,7 @@ def say(capsys, figures):
 def test_a_program_that_is_killed_at_an_operation_is_finished_by_the_same_command(
   undisturbed, wanted, tmp_path, capsys
 ):
-  def check(ended, root):
+  def check(ended, root, fault):
     assert ended.status == -signal.SIGKILL, ended
 
   faults = [Fault(at=place) for place in undisturbed.places(wanted=wanted)]
@@ -111,8 +111,9 @@ def test_a_program_that_is_killed_at_an_operation_is_finished_by_the_same_comman
 def test_a_program_that_is_interrupted_says_so_and_is_finished_by_the_same_command(
   undisturbed, number, wanted, tmp_path, capsys
 ):
-  def check(ended, root):
-    assert ended.status in undisturbed.case.interrupted[number], ended
+  def check(ended, root, fault):
+    before = ended.operations[: fault.at]
+    assert ended.status in undisturbed.case.may_end_with(number, before=before), ended
     assert "Traceback" not in ended.stderr, ended.struck
 
   faults = [Fault(at=place, signal_number=number) for place in undisturbed.places(wanted=wanted)]
@@ -125,7 +126,7 @@ def test_a_program_that_is_interrupted_says_so_and_is_finished_by_the_same_comma
 def test_a_program_whose_disk_fails_says_so_and_is_finished_by_the_same_command(
   undisturbed, disk, wanted, tmp_path, capsys
 ):
-  def check(ended, root):
+  def check(ended, root, fault):
     assert_says(ended, undisturbed.case.disk_failed)
     assert_same_or_whole(undisturbed, root, ended)
 
@@ -159,3 +160,22 @@ def assert_same_or_whole(undisturbed, root, ended):
   assert set(files_of(root).items()) <= whole, ended.struck
   assert found.keys() == files_of(root).keys(), ended.struck
   shutil.rmtree(start, ignore_errors=True)
+
+
+def test_a_program_that_is_interrupted_may_end_well_only_after_its_last_commit():
+  interrupted = {signal.SIGINT: {130}, signal.SIGTERM: {75}}
+  case = Case(
+    program="p",
+    imports=(),
+    arguments=lambda root: (),
+    committed="c",
+    interrupted=interrupted,
+    last_commit="c_5/ok",
+  )
+  begun = [("replace", "c_4/ok.1"), ("create", "c_5/ok.2"), ("write", "c_5/ok.2")]
+  done = [*begun, ("replace", "c_5/ok.2")]
+  assert case.may_end_with(signal.SIGTERM, before=begun) == {75}
+  assert case.may_end_with(signal.SIGTERM, before=done) == {75, 0}
+  assert case.may_end_with(signal.SIGINT, before=done) == {130}
+  case = dataclasses.replace(case, last_commit=None)
+  assert case.may_end_with(signal.SIGTERM, before=done) == {75}
