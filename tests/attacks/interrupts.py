@@ -28,6 +28,9 @@ def prepare(folder: pathlib.Path) -> Attempt:
   num_steps = rows.num_steps or 0
   truth = [rows.digest(step) for step in range(num_steps)]
   streams: dict[int, Stream] = {}
+  # Loops are compiled now: on a busy machine that takes as long as a try may.
+  with open_stream(plan, {"demo": built.open(pool=ReadPool())}, prefetch_batches=0) as stream:
+    next(stream)
 
   def attempt(chance: Chance) -> str:
     prefetch = [0, 4, 16][chance.number % 3]
