@@ -66,7 +66,8 @@ def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
 
 def _name(error: BaseException, path: epath.PathLike) -> None:
   """Says in a failure which file was to be written: a call on an open file does not know its name."""
-  if isinstance(error, OSError):
+  # One without a number is not the system's, and has no place for a name.
+  if isinstance(error, OSError) and error.errno is not None:
     error.filename, error.filename2 = os.fspath(path), None
 
 

@@ -82,6 +82,7 @@ def _run(installed, *command, status=0):
   return done
 
 
+@pytest.mark.long
 def test_the_programs_work_beside_a_users_own_tasks_and_train_modules(installed):
   cached = _run(
     installed, "anystep-cache", "--tasks=mine", "--module_import=tasks", "--output_cache_dir=cache"

@@ -73,6 +73,7 @@ def folder(tmp_path, monkeypatch):
       registry.remove(name)
 
 
+@pytest.mark.long
 def test_the_way_from_a_folder_of_files_to_training_without_a_cache_and_with_one(folder, capsys):
   (gin_file,) = (block for block in blocks(WAY) if "MIXTURE_OR_TASK_NAME" in block)
   (folder / "my_run.gin").write_text(gin_file)

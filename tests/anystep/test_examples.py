@@ -601,6 +601,7 @@ def damaged_records(draw):
   ),
 )
 @settings(deadline=None, max_examples=600, derandomize=True)
+@pytest.mark.long
 def test_of_any_bytes_comes_what_protobuf_makes_of_them(records, features):
   outcome_of_all(records, features)
 

@@ -142,6 +142,7 @@ def test_a_read_that_fails_names_the_file(tmp_path, monkeypatch):
       raise OSError(5, "Input/output error")
 
   monkeypatch.setattr("anystep.input_files._open_local", lambda path: Broken())
-  with pytest.raises(OSError, match="Input/output error") as refused:
+  with pytest.raises(AnystepError) as refused:
     read_json(tmp_path / "plan.json")
-  assert refused.value.filename == str(tmp_path / "plan.json")
+  assert (refused.value.code, refused.value.kind) == (74, "io_failed")
+  assert refused.value.fields["path"] == str(tmp_path / "plan.json")

@@ -70,6 +70,7 @@ def refusal_of(action, *arguments, **settings):
 
 
 @pytest.mark.parametrize("made", range(len(TRANSFORMS)))
+@pytest.mark.long
 def test_a_plan_is_read_through_what_it_was_made_for_alone(shared_cache, made):
   plan = Plan.start(shared_cache.open(), batch_size=8, transforms={"demo": TRANSFORMS[made]})
   for read, transforms in enumerate(TRANSFORMS):

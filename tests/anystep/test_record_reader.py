@@ -595,6 +595,7 @@ print("done")
 
 
 @pytest.mark.parametrize(("tasks", "steps"), [(20, 200), pytest.param(100, 300, marks=pytest.mark.soak)])
+@pytest.mark.long
 def test_thousands_of_files_are_read_by_a_process_that_may_open_256(checkout, tmp_path, tasks, steps):
   done = subprocess.run(
     [sys.executable, "-c", MANY_TASKS, tmp_path, str(tasks), str(steps)],

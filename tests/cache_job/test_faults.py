@@ -241,6 +241,7 @@ def kill(jobs, scenario, faults, folder):
     return list(pool.map(run, range(len(faults))))
 
 
+@pytest.mark.long
 def test_what_a_killed_job_leaves_is_no_torn_cache_and_is_finished(jobs, scenario, tmp_path, capsys):
   finish_copies(jobs, scenario, evenly(range(3, len(scenario.operations)), 4), tmp_path, capsys)
 
@@ -257,6 +258,7 @@ def finish_copies(jobs, scenario, places, folder, capsys):
   say(capsys, f"{len(roots)} of {len(places)} states of {len(scenario.operations)}")
 
 
+@pytest.mark.long
 def test_a_killed_job_is_finished_by_the_same_command(jobs, scenario, tmp_path, capsys):
   writes, renames = (places_of(scenario.operations, kind) for kind in ("write", "replace"))
   # The last file to get its name is COMPLETED.
@@ -326,6 +328,7 @@ def assert_is_not_left(run, ended):
 @pytest.mark.parametrize(
   ("name", "disk"), [("a first cache", "broken"), ("another in the place of an old one", "full")]
 )
+@pytest.mark.long
 def test_a_disk_that_fails_is_told_and_nothing_is_lost(jobs, scenarios, tmp_path, capsys, name, disk):
   places = evenly(places_of(scenarios[name].operations, *NEEDS_ROOM), 4)
   fail_at(jobs, scenarios[name], places, tmp_path, capsys, disk)
@@ -344,6 +347,7 @@ def fail_at(jobs, scenario, places, folder, capsys, disk):
   say(capsys, f"{len(places)} of {len(places)} {kind}")
 
 
+@pytest.mark.long
 def test_a_shard_that_may_not_grow_is_told_and_nothing_is_lost(jobs, scenarios, tmp_path):
   """ArrayRecord's own writer meets this, out of Python's sight."""
   faults = [{"file_bytes": size} for size in (20_000, 65_536)]

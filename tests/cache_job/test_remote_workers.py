@@ -131,6 +131,7 @@ def parents_folder(tmp_path, monkeypatch):
   return tmp_path
 
 
+@pytest.mark.long
 def test_workers_elsewhere_write_the_bytes_of_a_job_in_one_process(workers, worker_programs, parents_folder):
   shipped, flags = workers
   run_job(parents_folder / "remote", *flags, "--module_import=shipped_tasks", tasks="small")

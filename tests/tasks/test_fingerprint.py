@@ -263,6 +263,7 @@ for name in ["small", "small_joined", "stdlib_lm", "stdlib_span_corruption"]:
 """
 
 
+@pytest.mark.long
 def test_fingerprints_are_the_same_in_every_process_and_directory(tmp_path):
   """And of the modules of anystep.tasks, the catalogue's alone register tasks, the package nothing."""
   elsewhere = subprocess.run(

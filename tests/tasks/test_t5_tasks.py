@@ -330,6 +330,7 @@ def test_scores_of_choices_are_ranked(cache_dir):
   assert compute_metrics(task, examples, {ModelOutput.SCORE: -right})["accuracy"] == 0
 
 
+@pytest.mark.long
 def test_mixtures_within_mixtures_and_rates_that_count_examples(cache_dir):
   from t5.data import rate_num_examples
 

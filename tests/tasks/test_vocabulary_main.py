@@ -190,7 +190,8 @@ def test_long_lines_are_cut_into_pieces_that_sentencepiece_takes(text):
 
 
 class TestProgram:
-  def test_trains_on_a_task_and_prints_the_coverage(self, tmp_path, capsys):
+  def test_trains_on_a_task_and_prints_the_coverage(self, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SHORT_SECONDS", 0.0)
     outputs = [tmp_path / name for name in ("one.model", "two.model")]
     with registered(task_of()):
       for path in outputs:
@@ -225,6 +226,7 @@ class TestProgram:
   def test_says_that_sentencepiece_is_at_work(self, monkeypatch, capsys):
     monkeypatch.setattr(vocabulary_main, "_SHOWN_SECONDS", 0.01)
     monkeypatch.setattr(progress, "_PLAIN_PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_SHORT_SECONDS", 0.0)
     with vocabulary_main._at_work(TrainingOptions(size=50)):
       time.sleep(0.3)
     working, *_, last = capsys.readouterr().err.splitlines()

@@ -120,6 +120,7 @@ def in_place(**bindings):
   }
 
 
+@pytest.mark.long
 def test_files_with_random_access_are_trained_on_in_place_and_exactly(
   command, tasks_of, programs, tmp_path, monkeypatch, capsys
 ):
@@ -167,6 +168,7 @@ def test_files_with_random_access_are_trained_on_in_place_and_exactly(
     assert text.startswith(f"train {number} {example['source_place']} ")
 
 
+@pytest.mark.long
 def test_what_is_not_described_yet_is_described_below_the_run(command, tasks_of, programs, tmp_path, capsys):
   index = tmp_path / "model" / "as_is"
   tasks_of(write_files(index / "files"))

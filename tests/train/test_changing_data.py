@@ -111,6 +111,7 @@ def test_rates_that_are_functions_of_a_task_find_its_cache(command):
   assert run.data.plan.segments[0].quotas == {tiny_tasks.NAME: 3, tiny_tasks.OTHER_NAME: 1}
 
 
+@pytest.mark.long
 def test_data_that_changes_in_the_middle_of_a_run_is_resumed_exactly(
   undisturbed, killed, changed_plan, command, tiny_cache
 ):

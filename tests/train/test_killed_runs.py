@@ -50,6 +50,7 @@ def steps_logged(model_dir):
   return [record.step for start in read_step_log(model_dir) for record in start]
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_for_real_goes_on_where_it_was(programs, reference, command, tmp_path):
   model_dir = tmp_path / "model"
   fault = Fault(kind="write", path=STEP_LOG, at=4, when=AFTER)

@@ -77,6 +77,7 @@ def test_what_stands_in_padding_changes_no_loss(model, params, examples, counts)
   assert summed_loss(model, params, changed) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_packed_run_that_stopped_goes_on_with_the_plans_batches(command, tiny_cache, tmp_path):
   lengths = {"inputs": 96, "targets": 48}
   bindings = {"PACKING": "'best_fit'", "TASK_FEATURE_LENGTHS": repr(lengths)}

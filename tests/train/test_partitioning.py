@@ -69,6 +69,7 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_parameter(command):
   assert refused.value.fields["parameter"] == "decoder/relpos_bias/rel_embedding"
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_on_one_and_on_two_partitions(command, tmp_path):
   for partitions in (1, 2):
     main.main(

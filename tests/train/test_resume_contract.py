@@ -82,6 +82,7 @@ def test_a_number_of_steps_that_a_schedule_uses_decides(command):
   assert error.fields["got"] == "model.optimizer_def.learning_rate.warmup_steps: 2 → 4"
 
 
+@pytest.mark.long
 def test_changes_are_accepted_one_by_one_and_once(stopped, command, monkeypatch):
   changed = command(**{"DROPOUT_RATE": 0.5, "models.EncoderDecoderModel.z_loss": 0.0})
   dropout, z_loss = f"--accept_change={CONFIG}.dropout_rate", "--accept_change=model.z_loss"
@@ -219,6 +220,7 @@ def test_a_copied_checkpoint_of_another_run_is_refused_unless_it_is_named(
   main.main(command(TRAIN_STEPS=8))
 
 
+@pytest.mark.long
 def test_a_directory_that_was_moved_or_copied_whole_resumes(stopped, reference, command, tmp_path):
   stopped.rename(tmp_path / "moved")
   shutil.copytree(tmp_path / "moved", tmp_path / "copied")
@@ -253,6 +255,7 @@ def test_a_run_s_name_that_is_none_is_refused(text, stopped, command):
   assert (error.code, error.kind) == (65, "run_invalid")
 
 
+@pytest.mark.long
 def test_a_run_that_falls_back_takes_the_plan_of_the_checkpoint_that_it_takes(stopped, command, tmp_path):
   """The newest has another plan, and arrays that cannot be restored."""
   before = (stopped / "checkpoint_3" / "data_plan.json").read_text()

@@ -102,6 +102,7 @@ def test_sigterm_at_any_moment_ends_with_75_and_run_again_it_is_the_undisturbed_
   assert comparison.identical, comparison.verdict
 
 
+@pytest.mark.long
 def test_sigterm_at_step_after_step_still_trains_to_the_end(reference, command, tmp_path, monkeypatch):
   for step in range(1, 7):
     with monkeypatch.context() as patched:

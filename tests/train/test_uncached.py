@@ -73,6 +73,7 @@ def digests(several):
   return [batch_digest(batch) for batch in several]
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_goes_on_with_the_data_begun_anew_and_says_so(
   command, data, tmp_path, monkeypatch, capsys
 ):
