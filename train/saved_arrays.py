@@ -20,6 +20,8 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.os_failures import os_failure
 from anystep.train.train_state import TrainState
 
+# More than a restore has open at a time.
+_SPARE_DESCRIPTORS = 128
 # What is missing, or another kind of file, is a damaged checkpoint.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _OS_ERROR = re.compile(r"OS error (\d+)")
@@ -89,10 +91,24 @@ def _system_failure(error: BaseException) -> OSError | None:
   if not isinstance(error, OSError):
     told = _OS_ERROR.search(str(error))
     if told is None:
-      return None
+      return _lack_of_descriptors()
     number = int(told[1])
     error = OSError(number, os.strerror(number))
   return None if error.errno in _DAMAGE else error
+
+
+def _lack_of_descriptors() -> OSError | None:
+  """The failure of a process that may open hardly any more files, of which Orbax does not always tell."""
+  held = []
+  try:
+    for _ in range(_SPARE_DESCRIPTORS):
+      held.append(os.open(os.devnull, os.O_RDONLY))
+  except OSError as error:
+    return error
+  finally:
+    for descriptor in held:
+      os.close(descriptor)
+  return None
 
 
 @contextlib.contextmanager
