@@ -62,6 +62,16 @@ def _end(error: AnystepError) -> int:
   return int(error.code)
 
 
+def _was_interrupted(error: BaseException) -> bool:
+  """Whether an error stands for a Ctrl-C, as Beam makes one of it while it runs."""
+  above: BaseException | None = error
+  while above is not None:
+    if isinstance(above, KeyboardInterrupt):
+      return True
+    above = above.__cause__ or above.__context__
+  return False
+
+
 def run_program(main: Callable[[], int]) -> None:
   """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
   try:
@@ -95,4 +105,8 @@ def run_program(main: Callable[[], int]) -> None:
     fix = "ask for smaller batches, shorter feature lengths or fewer rows, or give the program more memory"
     got = str(error) or "MemoryError"
     status = _end(AnystepError(ExitCode.CONFIG, "out_of_memory", got=got, fix=fix))
+  except Exception as error:
+    if not _was_interrupted(error):
+      raise
+    status = 130
   sys.exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 
@@ -38,6 +39,8 @@ class Termination:
   def __enter__(self) -> Termination:
     if threading.current_thread() is threading.main_thread():
       self._before = signal.signal(signal.SIGTERM, self._handle)
+      self._hook = sys.unraisablehook
+      sys.unraisablehook = self._ignore_own
     return self
 
   def __exit__(
@@ -46,10 +49,16 @@ class Termination:
     del traceback
     if self._before is not None:
       signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
+      sys.unraisablehook = self._hook
     failed = kind is not None and not isinstance(error, KeyboardInterrupt)
     # Whatever libraries made of what the handler raised.
     if failed and self.requested and not self._deferred:
       raise preempted() from None
+
+  def _ignore_own(self, unraisable: sys.UnraisableHookArgs) -> None:
+    # Raised within a destructor or a callback of the garbage collector it is lost, but `requested` stays.
+    if unraisable.exc_type is not _Terminated:
+      self._hook(unraisable)
 
   def defer(self) -> None:
     """From now on a SIGTERM is noted, and ends nothing."""

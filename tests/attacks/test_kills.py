@@ -106,7 +106,13 @@ def test_a_program_that_is_killed_at_an_operation_is_finished_by_the_same_comman
   say(capsys, f"{len(ends)} killed, {committed} of them at {undisturbed.case.committed}, all finished")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+  "number",
+  [
+    pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.soak),
+    pytest.param(signal.SIGTERM, id="SIGTERM"),
+  ],
+)
 @WANTED
 def test_a_program_that_is_interrupted_says_so_and_is_finished_by_the_same_command(
   undisturbed, number, wanted, tmp_path, capsys
