@@ -75,9 +75,11 @@ class ReadAhead:
 
   def _group_of(self, step: int, num_steps: int | None, making: Making) -> _Group:
     """The group of a step, with as many after it as are to be made ahead."""
-    if self._workers is None:
-      self._workers = _Workers(min(_MAX_THREADS, self._num_batches + 1))
-    groups, workers = self._groups, self._workers
+    # A signal's handler may close this between any two lines: workers that have ended give groups up.
+    workers = self._workers
+    if workers is None:
+      workers = self._workers = _Workers(min(_MAX_THREADS, self._num_batches + 1))
+    groups = self._groups
     while groups and groups[0].steps.stop <= step:
       groups.popleft()
     if groups and step < groups[0].steps.start:
