@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -280,8 +281,7 @@ class Cache:
   def _table(self, entry: FileEntry, kind: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """An array file of the cache, its content compared with the manifest."""
     path = self.path_of(entry)
-    content = _content(path)
-    _check_sha256(path, entry.sha256, hashlib.sha256(content).hexdigest())
+    content = _content(path, entry.sha256)
     try:
       table = np.load(io.BytesIO(content), allow_pickle=False)
       found: object = (table.dtype, table.shape)
@@ -309,10 +309,7 @@ class Cache:
     Raises:
       AnystepError: 65 `file_missing`, `file_changed`; 77 `vocabulary_name`.
     """
-    path = names.vocabulary_path(self.directory, sha256)
-    content = _content(path)
-    _check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
-    return content
+    return _content(names.vocabulary_path(self.directory, sha256), sha256)
 
   def check_files(self) -> None:
     """Compares names and sizes of all files with the manifest: one listing of each directory.
@@ -367,20 +364,14 @@ class Cache:
     """
     done_bytes = 0
     for entry in self.manifest.files:
-      path = self.path_of(entry)
-      _check_sha256(path, entry.sha256, _sha256_of(path))
+      _check_content(self.path_of(entry), entry.sha256)
       done_bytes += entry.bytes
       report(done_bytes)
     for sha256 in sorted(set(self.vocabularies.values())):
       self.vocabulary(sha256)
 
   def _check_head(self, entry: FileEntry) -> None:
-    path = self.path_of(entry)
-    head = hashlib.sha256(_content(path, HEAD_BYTES)).hexdigest()
-    if head != entry.head_sha256:
-      raise AnystepError(
-        ExitCode.DATA, "file_changed", path=path, expected=entry.head_sha256, got=head, fix=_RESTORE
-      )
+    _content(self.path_of(entry), entry.head_sha256, size=HEAD_BYTES)
 
   def _open(self, shard: int) -> BlockReader:
     m = self.manifest
@@ -390,7 +381,7 @@ class Cache:
     stamp = _stamp_of(path)
     if stamp != self._stamps.get(entry.name):
       # Another file, or one that was written to or merely touched: its content decides.
-      _check_sha256(path, entry.sha256, _sha256_of(path))
+      _check_content(path, entry.sha256)
       self._stamps[entry.name] = stamp
     offsets = None
     if m.offsets_files:
@@ -437,41 +428,41 @@ def _listed(directory: epath.Path) -> list[epath.Path]:
     raise os_failure(error) from error
 
 
-def _content(path: epath.Path, size: int = -1) -> bytes:
-  """A file's first bytes, or all: a file can go after the cache was opened."""
+@contextlib.contextmanager
+def _file_errors(path: epath.Path) -> Iterator[None]:
+  """What is raised for a file that went, or became something else, after the cache was opened."""
   try:
-    with open_file(path) as file:
-      return file.read(size)
+    yield
   except (FileNotFoundError, NotADirectoryError) as error:
     raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
   except (ValueError, IsADirectoryError) as error:
-    raise _no_file(path, error) from error
-
-
-def _no_file(path: epath.Path, error: Exception) -> AnystepError:
-  return AnystepError(ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE)
-
-
-def _stamp_of(path: epath.Path) -> FileStamp:
-  try:
-    return FileStamp.at(path)
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+    raise AnystepError(
+      ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE
+    ) from error
   except OSError as error:
     raise os_failure(error) from error
 
 
-def _sha256_of(path: epath.Path) -> str:
-  """The sha256 of a file's content, which is read piece by piece."""
-  try:
-    with open_file(path) as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
-  except (ValueError, IsADirectoryError) as error:
-    raise _no_file(path, error) from error
+def _content(path: epath.Path, sha256: str, *, size: int = -1) -> bytes:
+  """A file's first bytes, or all, which have the sha256 that is expected."""
+  with _file_errors(path), open_file(path) as file:
+    content = file.read(size)
+  _check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
+  return content
+
+
+def _check_content(path: epath.Path, sha256: str) -> None:
+  """Compares a file's sha256, reading it piece by piece."""
+  with _file_errors(path), open_file(path) as file:
+    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+  _check_sha256(path, sha256, found)
 
 
 def _check_sha256(path: epath.Path, expected: str, found: str) -> None:
   if found != expected:
     raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=expected, got=found, fix=_RESTORE)
+
+
+def _stamp_of(path: epath.Path) -> FileStamp:
+  with _file_errors(path):
+    return FileStamp.at(path)

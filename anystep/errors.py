@@ -61,6 +61,28 @@ class AnystepError(Exception):
     return f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={_quoted(self.fix)}"
 
 
+def one_line(error: BaseException) -> str:
+  """An exception's type and text, without line breaks.
+
+  >>> one_line(ValueError("no\\n  number"))
+  'ValueError: no number'
+  """
+  return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def invalid_file(kind: str, error: Exception, *, path: object, fix: str, **fields: object) -> AnystepError:
+  """The error for a file whose content is not what it should be.
+
+  Args:
+    kind: which file it is, such as `plan_invalid`.
+    error: what parsing it raised.
+    path: where it lies.
+    fix: what to do about it.
+    fields: further facts, such as what was expected.
+  """
+  return AnystepError(ExitCode.DATA, kind, path=path, **fields, got=one_line(error), fix=fix)
+
+
 def package_missing(error: ModuleNotFoundError, *, expected: str, package: str) -> AnystepError:
   """The error where a package that only some need could not be imported.
 

@@ -16,7 +16,7 @@ from etils import epath
 from anystep import names
 from anystep.checked_file import num_parts
 from anystep.containers import CONTAINERS, PARQUET, TFRECORD
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import (
   MAX_FIXED_VALUES,
@@ -375,13 +375,8 @@ class Manifest:
           raise ValueError("it says more than a manifest does, or says it otherwise")
         return manifest
     except MALFORMED as error:
-      raise AnystepError(
-        ExitCode.DATA,
-        "manifest_invalid",
-        path=path,
-        got=f"{type(error).__name__}: {error}",
-        fix="restore the file from where the cache was made, or cache the task again",
-      ) from error
+      fix = "restore the file from where the cache was made, or cache the task again"
+      raise invalid_file("manifest_invalid", error, path=path, fix=fix) from error
     raise AnystepError(
       ExitCode.DATA,
       "manifest_version",

@@ -15,7 +15,7 @@ from etils import epath
 from anystep.cache import Cache
 from anystep.cached import cached_property
 from anystep.epochs import EpochPolicy, TaskUnits, UnitOrder
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
 from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import (
@@ -659,13 +659,8 @@ class Plan:
 
 
 def _invalid(error: Exception, path: object) -> AnystepError:
-  return AnystepError(
-    ExitCode.DATA,
-    "plan_invalid",
-    path=path,
-    got=f"{type(error).__name__}: {error}",
-    fix="restore the file from a copy, or resume from another checkpoint",
-  )
+  fix = "restore the file from a copy, or resume from another checkpoint"
+  return invalid_file("plan_invalid", error, path=path, fix=fix)
 
 
 def _check_asked(

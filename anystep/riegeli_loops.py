@@ -148,6 +148,21 @@ def highway_hash(content: np.ndarray, key: np.ndarray) -> Any:
   return _hash(content, key)
 
 
+@register_jitable
+def _read_varint(content: np.ndarray, at: Any, stop: Any) -> Any:
+  """The number that begins at a place, and the place behind it: -1 where none of 63 bits ends before stop."""
+  value = np.int64(0)
+  for shift in range(0, 63, 7):
+    if at >= stop:
+      break
+    byte = np.int64(content[at])
+    at += 1
+    value |= (byte & 127) << shift
+    if byte < 128:
+      return value, at
+  return np.int64(0), np.int64(-1)
+
+
 @compiled
 def read_header(content: np.ndarray) -> Any:
   """Checks a chunk, `(bytes,) uint8`, padding behind it allowed, and finds its buffers.
@@ -157,19 +172,6 @@ def read_header(content: np.ndarray) -> Any:
     and of the sizes' buffer and the values', where it begins and ends, and its size when decompressed. Beyond
     the kind all is said of simple chunks alone.
   """
-
-  def varint(at: Any, stop: Any) -> Any:
-    """The number that begins at a place, and the place behind it: -1 where none does."""
-    value = np.int64(0)
-    for shift in range(0, 63, 7):
-      if at >= stop:
-        break
-      byte = np.int64(content[at])
-      at += 1
-      value |= (byte & 127) << shift
-      if byte < 128:
-        return value, at
-    return np.int64(0), np.int64(-1)
 
   nothing = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
   if len(content) < HEADER_BYTES:
@@ -189,14 +191,14 @@ def read_header(content: np.ndarray) -> Any:
   if stop == HEADER_BYTES:
     return SIZES, *nothing
   compression = np.int64(content[HEADER_BYTES])
-  sizes_bytes, sizes_begin = varint(np.int64(HEADER_BYTES + 1), stop)
+  sizes_bytes, sizes_begin = _read_varint(content, np.int64(HEADER_BYTES + 1), stop)
   if sizes_begin < 0 or sizes_bytes > stop - sizes_begin:
     return SIZES, *nothing
   values_begin = sizes_stop = sizes_begin + sizes_bytes
   sizes_size, values_size = sizes_bytes, stop - values_begin
   if compression != UNCOMPRESSED:
-    sizes_size, sizes_begin = varint(sizes_begin, sizes_stop)
-    values_size, values_begin = varint(values_begin, stop)
+    sizes_size, sizes_begin = _read_varint(content, sizes_begin, sizes_stop)
+    values_size, values_begin = _read_varint(content, values_begin, stop)
   if sizes_begin < 0 or values_begin < 0 or values_size != decoded_bytes:
     return SIZES, *nothing
   return (
@@ -212,21 +214,11 @@ def read_stops(sizes: np.ndarray, stops: np.ndarray) -> bool:
   Returns:
     Whether there are as many, and no bytes are left.
   """
-  at, stop = 0, np.int64(0)
+  at, stop = np.int64(0), np.int64(0)
   for record in range(len(stops)):
-    size = np.int64(0)
-    shift = 0
-    while True:
-      if at >= len(sizes) or shift > 56:
-        return False
-      byte = np.int64(sizes[at])
-      at += 1
-      size |= (byte & 127) << shift
-      shift += 7
-      if byte < 128:
-        break
+    size, at = _read_varint(sizes, at, len(sizes))
     stop += size
-    if stop < 0:
+    if at < 0 or stop < 0:
       return False
     stops[record] = stop
   return at == len(sizes)
@@ -248,17 +240,9 @@ def read_footers(values: np.ndarray, stops: np.ndarray, chunks: np.ndarray) -> b
     while at < stop:
       tag = values[at]
       at += 1
-      value = np.int64(0)
-      shift = 0
-      while True:
-        if at >= stop or shift > 56:
-          return False
-        byte = np.int64(values[at])
-        at += 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-          break
+      value, at = _read_varint(values, at, stop)
+      if at < 0:
+        return False
       if tag == 0x08:
         chunks[record - 1, 0] = value
       elif tag == 0x18:

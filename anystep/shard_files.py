@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.storage import is_remote
 
 RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
@@ -145,6 +145,6 @@ def unreadable(path: str, error: OSError) -> AnystepError:
     ExitCode.IO,
     "shard_unreadable",
     path=path,
-    got=f"{type(error).__name__}: {error}",
+    got=one_line(error),
     fix="see to the disk or store and run the same command again",
   )

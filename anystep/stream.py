@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from etils import epath
@@ -31,6 +32,8 @@ STATE_VERSION = 1
 # Rows that are read and parsed at a time ahead of need: 1,024 cost a quarter less each than 256.
 _ROWS_AT_A_TIME = 1024
 _CLOSING_SECONDS = 0.8
+# Some steps, which rows of them are no padding, `(rows,) bool` each, and the records of those.
+_Read: TypeAlias = tuple[range, list[np.ndarray], UnitRecords]
 
 
 def open_stream(
@@ -205,7 +208,7 @@ class Stream(Iterator[Rows]):
     self.plan.readable_step(step)
     batch = None
     if self._ahead:
-      making = Making(self._read, self._converted_of, self._steps_together)
+      making = Making(self._read, self._converted, self._steps_together)
       batch = self._ahead.take(step, num_steps, making)
     return self.batch(step) if batch is None else batch
 
@@ -221,10 +224,9 @@ class Stream(Iterator[Rows]):
 
   def _make(self, steps: range) -> list[Rows]:
     """The batches of some steps, read and parsed together."""
-    return self._converted(*self._read(steps))
+    return self._converted(self._read(steps))
 
-  def _read(self, steps: range) -> tuple[range, list[np.ndarray], UnitRecords]:
-    """Some steps, which rows of them are no padding, `(rows,) bool` each, and the records of those."""
+  def _read(self, steps: range) -> _Read:
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
     real = [np.ones(len(task), bool) if known is None else known for task, _, known in units]
     all_real = np.concatenate(real)
@@ -236,12 +238,10 @@ class Stream(Iterator[Rows]):
     rows = max(len(self.rows_at(step)), 1)
     return max(min(_ROWS_AT_A_TIME // rows, self._prefetch_batches // 2), 1)
 
-  def _converted_of(self, read: tuple[range, list[np.ndarray], UnitRecords]) -> list[Rows]:
-    return self._converted(*read)
-
-  def _converted(self, steps: range, real: Sequence[np.ndarray], read: UnitRecords) -> list[Rows]:
+  def _converted(self, read: _Read) -> list[Rows]:
     """The batches that records were read for."""
-    examples, counts = self._examples.examples(read)
+    steps, real, records = read
+    examples, counts = self._examples.examples(records)
     example_stops = row_stops = np.cumsum([np.count_nonzero(own) for own in real])
     own_counts: Sequence[np.ndarray | None] = [None] * len(real)
     if counts is not None:
@@ -250,7 +250,7 @@ class Stream(Iterator[Rows]):
     parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
     silent: Sequence[np.ndarray | None] = [None] * len(real)
     if self.plan.tombstones:
-      since = np.split(self._examples.silent_since(read.where), example_stops[:-1])
+      since = np.split(self._examples.silent_since(records.where), example_stops[:-1])
       silent = [first <= step for first, step in zip(since, steps, strict=True)]
     return [
       self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k], silent[k])

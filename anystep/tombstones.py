@@ -12,7 +12,7 @@ from etils import epath
 from anystep.cache import Cache
 from anystep.cached import cached_property
 from anystep.converters import Rows
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.json_files import MALFORMED, read_json
 from anystep.limits import is_count, is_name, is_sha256, refuse_wrong
 from anystep.manifest import canonical_json
@@ -111,9 +111,7 @@ class TombstoneList:
         ExitCode.NO_INPUT, "tombstones_missing", path=path, expected="a list of examples", fix=_MAKE_LIST
       ) from error
     except MALFORMED as error:
-      raise AnystepError(
-        ExitCode.DATA, "tombstones_invalid", path=path, got=f"{type(error).__name__}: {error}", fix=_MAKE_LIST
-      ) from error
+      raise invalid_file("tombstones_invalid", error, path=path, fix=_MAKE_LIST) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from etils import epath
 from google_crc32c import value as checksum
 
 from anystep.checked_file import PART_BYTES, part_checksums
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.input_files import open_file
 from anystep.manifest import FileEntry
 from anystep.read_pool import ReadPool
@@ -133,8 +133,7 @@ class UnitTableFile:
 
 def table_invalid(path: epath.Path, error: Exception) -> AnystepError:
   """A file of a table that is what its sha256 says, and no file of a table."""
-  got = f"{type(error).__name__}: {error}"
-  return AnystepError(ExitCode.DATA, "unit_table_invalid", path=path, got=got, fix=REMAKE_DIRECTORY)
+  return invalid_file("unit_table_invalid", error, path=path, fix=REMAKE_DIRECTORY)
 
 
 def _header(head: bytes) -> tuple[int, object]:

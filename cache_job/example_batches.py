@@ -23,10 +23,9 @@ from anystep.cache_job.example_checks import (
   text_features,
 )
 from anystep.cache_job.example_datasets import preprocessed_dataset
-from anystep.cache_job.failures import one_line
 from anystep.cache_job.spill_files import SpilledRecords
 from anystep.cache_job.split_job import SourceRange, SplitJob
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.example_writing import serialize_examples
 from anystep.examples import Batch, Ragged, selected
 from anystep.tasks.fingerprint import cached_preprocessors

@@ -9,9 +9,8 @@ import numpy as np
 
 from anystep.cache_job.bad_examples import source_unreadable
 from anystep.cache_job.beam_options import import_in_worker
-from anystep.cache_job.failures import one_line
 from anystep.cache_job.split_job import SourceRange, SplitJob
-from anystep.errors import AnystepError
+from anystep.errors import AnystepError, one_line
 from anystep.permutation import preprocess_seed
 
 # TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.

@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep import storage
 from anystep.cache_job.split_job import SplitJob, find_state
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.manifest import canonical_json
 
 _AGAIN = "run the same command again; what is finished is kept"
@@ -86,11 +86,6 @@ def read_failure(job: SplitJob) -> AnystepError | None:
 def _failure_of(document: Any) -> AnystepError:
   code = ExitCode(document["code"])
   return AnystepError(code, document["kind"], fix=document["fix"], **dict(document["fields"]))
-
-
-def one_line(error: BaseException) -> str:
-  """An exception's type and text without line breaks."""
-  return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _failure_json(failure: AnystepError) -> str:

@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep import storage
 from anystep.cache_job.spill_files import SpillFile
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.json_files import MALFORMED, read_json
 from anystep.limits import is_count
 from anystep.manifest import canonical_json
@@ -173,12 +173,11 @@ def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None
   except FileNotFoundError:
     return None
   except (*MALFORMED, IsADirectoryError) as error:
-    raise AnystepError(
-      ExitCode.DATA,
+    raise invalid_file(
       "job_state_invalid",
+      error,
       path=path,
       expected="what an earlier run of the job left",
-      got=f"{type(error).__name__}: {error}",
       fix="run the job once with --noresume, which starts anew",
     ) from error
 

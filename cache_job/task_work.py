@@ -15,14 +15,13 @@ from anystep.cache import open_cache, read_completed
 from anystep.cache_job.bad_examples import source_unreadable
 from anystep.cache_job.estimates import estimate_split
 from anystep.cache_job.example_checks import STOCK_DTYPES
-from anystep.cache_job.failures import one_line
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.selection import check_splits
 from anystep.cache_job.seqio_caches import cached_shards
 from anystep.cache_job.sorted_spills import bounded
 from anystep.cache_job.split_job import SplitJob, find_state, finished_items
 from anystep.containers import TFRECORD
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.json_files import parse_json
 from anystep.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
 from anystep.tasks.fingerprint import (

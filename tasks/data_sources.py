@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep import names
 from anystep.cache import Cache, read_completed
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.json_files import MALFORMED, read_json
 from anystep.limits import is_name
 from anystep.manifest import AS_IS
@@ -327,12 +327,7 @@ def _read_roots(path: epath.Path) -> list[str]:
     if not (isinstance(roots, list) and all(map(is_name, roots))):
       raise ValueError("cache_dirs is no list of names")
   except (*MALFORMED, IsADirectoryError) as error:
-    raise AnystepError(
-      ExitCode.DATA,
-      "caches_invalid",
-      path=path,
-      expected='{"version": 1, "cache_dirs": ["ROOT"]}',
-      got=f"{type(error).__name__}: {error}",
-      fix="say where the caches are with --cache_dir",
-    ) from error
+    expected = '{"version": 1, "cache_dirs": ["ROOT"]}'
+    fix = "say where the caches are with --cache_dir"
+    raise invalid_file("caches_invalid", error, path=path, expected=expected, fix=fix) from error
   return roots

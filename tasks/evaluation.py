@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import seqio
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 
 ModelOutput = seqio.metrics.ModelOutputType
 
@@ -58,7 +58,7 @@ def compute_metrics(
         "metric_failed",
         task=task.name,
         metric=_metric_name(task, place),
-        got=" ".join(f"{type(error).__name__}: {error}".split()),
+        got=one_line(error),
         fix="evaluate a split that has targets, or mend the metric or the task's postprocess_fn",
       ) from error
     repeated = result.keys() & values.keys()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anystep.cache import Cache
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -34,7 +34,7 @@ def import_modules(names: Iterable[str]) -> None:
         ExitCode.CONFIG,
         "module_import",
         module=name,
-        got=f"{type(error).__name__}: {error}",
+        got=one_line(error),
         fix="run where the module can be found, or mend what it raised",
       ) from error
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.json_files import MALFORMED, read_json
 from anystep.manifest import canonical_json
 from anystep.train.built_values import Value
@@ -275,13 +275,8 @@ def _values_of(path: epath.Path) -> Mapping[str, Value]:
       raise ValueError("values are no object")
     return document["values"]
   except MALFORMED as error:
-    raise AnystepError(
-      ExitCode.DATA,
-      "checkpoint_integrity",
-      path=path,
-      got=f"{type(error).__name__}: {error}",
-      fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
-    ) from error
+    fix = "restore it from a copy, or remove this checkpoint to resume from the one before it"
+    raise invalid_file("checkpoint_integrity", error, path=path, fix=fix) from error
 
 
 def _check_step(directory: epath.Path, step: int, inside: int) -> None:

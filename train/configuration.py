@@ -14,7 +14,7 @@ import gin
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 from anystep.input_files import read_file
 
 _MACRO = "gin.macro"
@@ -48,7 +48,7 @@ def load_configuration(
         ExitCode.CONFIG,
         "gin_file",
         path=name,
-        got=_one_line(error),
+        got=one_line(error),
         fix="correct the file, or --gin_file and --gin_search_paths",
       ) from error
   macros = {scope for (scope, selector) in gin.config._CONFIG if selector == _MACRO}
@@ -68,7 +68,7 @@ def load_configuration(
       raise AnystepError(
         ExitCode.CONFIG,
         "gin_binding",
-        got=f"--gin.{name}={value}: {_one_line(error)}",
+        got=f"--gin.{name}={value}: {one_line(error)}",
         fix="write the value as Python does; the shell needs quotes around quotes: --gin.NAME=\"'text'\"",
       ) from error
   _check_required()
@@ -91,7 +91,7 @@ def build(configurable: type) -> Any:
     raise
   except Exception as error:
     raise AnystepError(
-      ExitCode.CONFIG, "gin_value", got=_one_line(error), fix="correct the value in the gin file or flag"
+      ExitCode.CONFIG, "gin_value", got=one_line(error), fix="correct the value in the gin file or flag"
     ) from error
 
 
@@ -128,7 +128,7 @@ def _recorded_configuration(path: epath.Path) -> str | None:
       ExitCode.DATA,
       "configuration_invalid",
       path=path,
-      got=_one_line(error),
+      got=one_line(error),
       fix="restore the file from a copy, or remove it: the run writes it anew",
     ) from error
 
@@ -184,7 +184,3 @@ def _is_required(value: Any) -> bool:
 
 def _is_macro(name: str) -> bool:
   return "." not in name and "/" not in name
-
-
-def _one_line(error: Exception) -> str:
-  return " ".join(f"{type(error).__name__}: {error}".split())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import (
@@ -81,13 +81,8 @@ class UncachedState:
 
 
 def _invalid(path: object, error: Exception, kind: str = "data_uncached_invalid") -> AnystepError:
-  return AnystepError(
-    ExitCode.DATA,
-    kind,
-    path=path,
-    got=f"{type(error).__name__}: {error}",
-    fix="restore the file from a copy, or read it with the anystep version that wrote it",
-  )
+  fix = "restore the file from a copy, or read it with the anystep version that wrote it"
+  return invalid_file(kind, error, path=path, fix=fix)
 
 
 DataState = Plan | UncachedState

@@ -16,7 +16,7 @@ from anystep import stream as stream_lib
 from anystep.cache import Cache
 from anystep.cached import cached_property
 from anystep.converters import FeatureConverter
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.manifest import canonical_json
 from anystep.names import DATA_CACHES
 from anystep.plan import PADDING_TASK, Plan, Rate
@@ -248,7 +248,7 @@ def _rates(named: NamedTasks) -> Mapping[str, Rate]:
       "rates",
       mixture=registered.name,
       expected="rates that are numbers, or functions of a task that need no more than its cache",
-      got=f"{type(error).__name__}: {error}",
+      got=one_line(error),
       fix="give the mixture rates that are numbers",
     ) from error
 

@@ -11,7 +11,7 @@ import google_crc32c
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.input_files import open_file, read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import MAX_JSON_BYTES, is_count
@@ -70,10 +70,8 @@ def read_integrity(directory: epath.Path) -> Integrity:
     if _text_of(directory / COMMITTED) == _sha256(text):
       return _parsed(parse_json(text))
     reason = "not what the marker vouches for"
-  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-    reason = f"{type(error).__name__}: {error}"
-  except MALFORMED as error:
-    reason = f"{type(error).__name__}: {error}"
+  except (*MALFORMED, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    reason = one_line(error)
   raise AnystepError(ExitCode.DATA, "checkpoint_integrity", path=path, got=reason, fix=_FIX)
 
 

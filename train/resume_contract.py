@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
 from anystep.input_files import read_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import MAX_JSON_BYTES, is_count
@@ -94,13 +94,8 @@ class Change:
 
 
 def _invalid(path: object, error: Exception) -> AnystepError:
-  return AnystepError(
-    ExitCode.DATA,
-    "accepted_change_invalid",
-    path=path,
-    got=f"{type(error).__name__}: {error}",
-    fix="restore the file from a copy, or remove it and accept the change again",
-  )
+  fix = "restore the file from a copy, or remove it and accept the change again"
+  return invalid_file("accepted_change_invalid", error, path=path, fix=fix)
 
 
 def run_change(step: int, run: str | None, now: str | None) -> list[Change]:

@@ -8,7 +8,7 @@ import uuid
 from etils import epath
 
 from anystep import storage
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.json_files import MALFORMED, read_json
 from anystep.manifest import canonical_json
 
@@ -37,7 +37,7 @@ def read_run(model_dir: epath.PathLike) -> str | None:
   except FileNotFoundError:
     return None
   except (*MALFORMED, IsADirectoryError) as error:
-    reason = f"{type(error).__name__}: {error}"
+    reason = one_line(error)
   raise AnystepError(
     ExitCode.DATA,
     "run_invalid",

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.os_failures import os_failure
 from anystep.train.train_state import TrainState
 
@@ -44,7 +44,7 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
       ExitCode.IO,
       "checkpoint_write",
       path=path,
-      got=_one_line(error),
+      got=_said(error),
       fix="see to the disk or store, and run it again: it goes on from the newest whole checkpoint",
     ) from error
 
@@ -76,7 +76,7 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       ExitCode.DATA,
       "checkpoint_corrupt",
       path=path,
-      got=_one_line(error),
+      got=_said(error),
       fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
     ) from error
 
@@ -172,7 +172,6 @@ def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
       )
 
 
-def _one_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
   """What TensorStore said, where Orbax wraps it in a description of all its settings."""
-  cause = error.__cause__ or error
-  return " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+  return one_line(error.__cause__ or error)[:300]

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from anystep.digest import batch_digest
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import invalid_file
 from anystep.input_files import open_file
 from anystep.json_files import MALFORMED, parse_json
 from anystep.limits import is_count
@@ -79,13 +79,12 @@ def _read(path: epath.Path) -> Iterator[StepRecord]:
         number += 1
         raise ValueError(f"more than {_MAX_LINE_BYTES:,} bytes")
   except (*MALFORMED, IsADirectoryError, FileNotFoundError) as error:
-    raise AnystepError(
-      ExitCode.DATA,
+    raise invalid_file(
       "step_log_invalid",
+      error,
       path=path,
       line=number,
       expected="the step, digest and loss of a step in each line",
-      got=f"{type(error).__name__}: {error}",
       fix="restore the file from a copy, or train anew in another MODEL_DIR",
     ) from error
 

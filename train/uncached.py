@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from anystep.converters import FeatureConverter, Rows
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.examples import Batch, Ragged, padding
 from anystep.packing import PackingPolicy, pack
 from anystep.permutation import round_keys
@@ -21,6 +21,8 @@ from anystep.train.run_data import EvaluationBatch, RunData, RunDataset
 
 # Examples whose packs are found together.
 _PACKED_EXAMPLES = 1024
+# Of TensorFlow's texts, which can have stacks in them.
+_MAX_ERROR_CHARACTERS = 500
 
 
 def restart_seed(state: UncachedState, step: int) -> int:
@@ -201,7 +203,7 @@ class UncachedData(RunData):
         "source_refused",
         task=state.mixture_or_task_name,
         split=state.split,
-        got=_said(error),
+        got=one_line(error)[:_MAX_ERROR_CHARACTERS],
         fix="mend the task or its source, or cache it: anystep-cache names what fails and where",
       ) from error
 
@@ -224,7 +226,7 @@ class UncachedData(RunData):
           "source_failed",
           task=self.uncached.mixture_or_task_name,
           split=self.uncached.split,
-          got=_said(error),
+          got=one_line(error)[:_MAX_ERROR_CHARACTERS],
           fix="mend the task or its source: anystep-cache --dry_run names the preprocessor and the place",
         ) from error
       yield from_tensors(tensors)
@@ -321,7 +323,3 @@ def _filled(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
   filled = padding((len(real), *rows.shape[1:]), rows.dtype)
   filled[: len(rows)] = rows
   return filled
-
-
-def _said(error: Exception) -> str:
-  return " ".join(f"{type(error).__name__}: {error}".split())[:500]

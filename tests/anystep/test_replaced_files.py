@@ -138,8 +138,10 @@ def test_files_of_the_same_content_are_read_on(replacing, change):
 
 
 def test_a_file_is_compared_as_a_whole_once_for_each_change(replacing, monkeypatch):
-  compared, compute = [], cache_module._sha256_of
-  monkeypatch.setattr(cache_module, "_sha256_of", lambda path: compared.append(path) or compute(path))
+  compared, compare = [], cache_module._check_content
+  monkeypatch.setattr(
+    cache_module, "_check_content", lambda path, sha256: compared.append(path) or compare(path, sha256)
+  )
   assert replacing.read(0, lambda: None) == (STEPS, None)
   assert not compared
   assert replacing.read(7, lambda: touch(replacing)) == (STEPS, None)
