@@ -42,12 +42,12 @@ def locked_directory(directory: epath.PathLike, *, kind: str, fix: str) -> Itera
   path = os.path.join(os.fspath(directory), LOCK)
   lock = _Lock(path)
   try:
+    # Within: an interrupt after it was taken gives it back.
     lock.acquire()
+    yield
   except _Held as error:
     fields = {name: error.holder.get(name, "unknown") for name in ("host", "pid", "since")}
     raise AnystepError(ExitCode.CANNOT_CREATE, kind, path=path, **fields, fix=fix) from error
-  try:
-    yield
   finally:
     lock.release()
 
@@ -70,9 +70,11 @@ class _Lock:
   def __init__(self, path: str):
     self._path = path
     self._descriptor: int | None = None
+    self._is_held = False
     start_anew_in_children(self)
 
   def start_anew(self) -> None:
+    self._is_held = False
     descriptor, self._descriptor = self._descriptor, None
     if descriptor is not None:
       os.close(descriptor)
@@ -84,7 +86,7 @@ class _Lock:
       _Held: where somebody else does.
       AnystepError: 73 `lock_invalid`.
     """
-    while self._descriptor is None:
+    while not self._is_held:
       # Each time anew: a holder may have removed the directory that it had made, with its lock.
       os.makedirs(os.path.dirname(self._path), exist_ok=True)
       try:
@@ -92,22 +94,19 @@ class _Lock:
       except FileNotFoundError:
         continue
       try:
-        if not _is_taken(self._descriptor, self._path):
+        self._is_held = _is_taken(self._descriptor, self._path)
+      finally:
+        if not self._is_held:
           self._close()
-          continue
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, canonical_json(me).encode(), 0)
-      except BaseException:
-        self._close()
-        raise
+    assert self._descriptor is not None
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
+    os.ftruncate(self._descriptor, 0)
+    os.pwrite(self._descriptor, canonical_json(me).encode(), 0)
 
   def release(self) -> None:
     """Gives it back; does nothing in a forked child, which does not have it."""
-    if self._descriptor is None:
-      return
     # While it is still held, and only its own: somebody may have removed it, and another job come.
-    if _is_at(self._descriptor, self._path):
+    if self._is_held and self._descriptor is not None and _is_at(self._descriptor, self._path):
       os.unlink(self._path)
     self._close()
 

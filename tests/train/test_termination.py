@@ -224,12 +224,17 @@ def logged_steps(model_dir):
   return sum(path.read_bytes().count(b"\n") for path in model_dir.glob("step_log/*.jsonl"))
 
 
+def is_locked(model_dir):
+  """Whether the lock says who has it: before, whoever is ended may leave an empty file, which is nobody's."""
+  return exists(model_dir, ".lock") and (model_dir / ".lock").stat().st_size > 0
+
+
 def exists(model_dir, name):
   return (model_dir / name).exists()
 
 
 REAL_MOMENTS = {
-  "while it prepares": lambda model_dir: exists(model_dir, ".lock"),
+  "while it prepares": is_locked,
   "while it compiles": lambda model_dir: exists(model_dir, "data_plan.json"),
   "while it steps": lambda model_dir: logged_steps(model_dir) >= 3,
   "while it saves": lambda model_dir: exists(model_dir, "checkpoint_100"),
