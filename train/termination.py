@@ -1,4 +1,4 @@
-"""SIGTERM, which clusters send before they take a machine: a checkpoint, and an exit status that says so."""
+"""Signals that end a run: SIGTERM, which clusters send before they take a machine, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ def preempted(**fields: object) -> AnystepError:
 
 
 class Termination:
-  """Handles SIGTERM while its body runs, in the main thread; elsewhere it changes nothing.
+  """Handles SIGTERM and Ctrl-C while its body runs, in the main thread; elsewhere it changes nothing.
 
   At first a SIGTERM ends the body at once, with 75 `preempted`. Between `defer` and `resume` it is noted
   only: who runs a step looks at `requested` when it is done. A second SIGTERM ends the process as ever.
+
+  Ctrl-C raises KeyboardInterrupt as ever. Where that came within a callback of a library, which loses it, the
+  next `defer` or `resume` raises it again.
 
   Attributes:
     requested: whether a SIGTERM came.
@@ -33,12 +36,14 @@ class Termination:
 
   def __init__(self) -> None:
     self.requested = False
-    self._deferred = False
-    self._before: object = None
+    self._deferred = self._interrupted = False
+    self._before: dict[int, object] = {}
 
   def __enter__(self) -> Termination:
     if threading.current_thread() is threading.main_thread():
-      self._before = signal.signal(signal.SIGTERM, self._handle)
+      self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._handle)
+      if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
       self._hook = sys.unraisablehook
       sys.unraisablehook = self._ignore_own
     return self
@@ -47,28 +52,41 @@ class Termination:
     self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
   ) -> None:
     del traceback
-    if self._before is not None:
-      signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
+    for number, handler in self._before.items():
+      signal.signal(number, handler)  # type: ignore[arg-type]
+    if self._before:
       sys.unraisablehook = self._hook
     failed = kind is not None and not isinstance(error, KeyboardInterrupt)
-    # Whatever libraries made of what the handler raised.
+    # Whatever libraries made of what the handlers raised.
+    if failed and self._interrupted:
+      raise KeyboardInterrupt from None
     if failed and self.requested and not self._deferred:
       raise preempted() from None
 
   def _ignore_own(self, unraisable: sys.UnraisableHookArgs) -> None:
-    # Raised within a destructor or a callback of the garbage collector it is lost, but `requested` stays.
-    if unraisable.exc_type is not _Terminated:
+    # Raised within a destructor or a callback of the garbage collector they are lost, but what came is noted.
+    if unraisable.exc_type not in (_Terminated, KeyboardInterrupt):
       self._hook(unraisable)
 
   def defer(self) -> None:
     """From now on a SIGTERM is noted, and ends nothing."""
     self._deferred = True
+    self._raise_interrupt()
 
   def resume(self) -> None:
     """From now on a SIGTERM ends the body at once, as one does that was noted."""
     self._deferred = False
+    self._raise_interrupt()
     if self.requested:
       raise _Terminated
+
+  def _raise_interrupt(self) -> None:
+    if self._interrupted:
+      raise KeyboardInterrupt
+
+  def _interrupt(self, number: int, frame: FrameType | None) -> None:
+    self._interrupted = True
+    signal.default_int_handler(number, frame)
 
   def _handle(self, number: int, frame: FrameType | None) -> None:
     del frame

@@ -157,6 +157,32 @@ def test_what_was_noted_ends_the_body_where_that_is_resumed():
   assert done == [True]
 
 
+def test_an_interrupt_that_a_callback_loses_is_raised_again(capsys):
+  """As one that comes within JAX's callback of the garbage collector."""
+
+  class Deleted:
+    def __del__(self):
+      os.kill(os.getpid(), signal.SIGINT)
+
+  lost = []
+  with pytest.raises(KeyboardInterrupt), Termination() as termination:
+    Deleted()
+    lost.append(True)
+    termination.defer()
+    lost.append(False)
+  assert lost == [True]
+  assert capsys.readouterr().err == ""
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_a_library_makes_of_ctrl_c_is_an_interrupt():
+  with pytest.raises(KeyboardInterrupt), Termination():
+    try:
+      os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt as error:
+      raise ValueError("of a library") from error
+
+
 def test_other_failures_stay_what_they_are():
   def fail(termination):
     termination.defer()
