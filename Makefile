@@ -25,7 +25,7 @@ soak: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/lint
+	rm -rf build
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --target build/lint .
 	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --python-executable ../../$(BIN)/python -p anystep
 

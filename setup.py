@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 # The light library: plans, orders and caches, without TensorFlow, Beam, JAX or SeqIO.
 LIBRARY = [
@@ -68,7 +68,11 @@ setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=list(PACKAGE_FOLDERS),
+  packages=[
+    name
+    for package, folder in PACKAGE_FOLDERS.items()
+    for name in (package, *(f"{package}.{inner}" for inner in find_packages(folder)))
+  ],
   package_dir=PACKAGE_FOLDERS,
   package_data={"anystep": ["py.typed"], "anystep.gin_configs": ["**/*.gin"]},
   install_requires=LIBRARY,
@@ -84,9 +88,9 @@ setup(
   entry_points={
     "console_scripts": [
       "anystep-cache = anystep.cache_job.main:run",
-      "anystep-data = anystep.tasks.data_main:run",
+      "anystep-data = anystep.tasks.data_program.main:run",
       "anystep-train = anystep.train.main:run",
-      "anystep-vocab = anystep.tasks.vocabulary_main:run",
+      "anystep-vocab = anystep.tasks.vocab_program.main:run",
     ]
   },
 )

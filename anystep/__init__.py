@@ -9,8 +9,12 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from anystep.cache import Cache, open_cache
-from anystep.converters import (
+from anystep import earlier_names as _earlier_names
+from anystep.caches.cache import Cache, open_cache
+from anystep.caches.read_pool import ReadPool
+from anystep.errors import AnystepError, ExitCode
+from anystep.errors import package_missing as _package_missing
+from anystep.features.converters import (
   DecoderConverter,
   EncoderConverter,
   EncoderDecoderConverter,
@@ -20,22 +24,19 @@ from anystep.converters import (
   PassThroughConverter,
   PrefixLMConverter,
 )
-from anystep.digest import batch_digest, row_digests
-from anystep.epochs import EpochPolicy
-from anystep.errors import AnystepError, ExitCode
-from anystep.errors import package_missing as _package_missing
-from anystep.mixing import Mixing
-from anystep.packing import PackingPolicy
-from anystep.permutation import Permutation
-from anystep.plan import Plan
-from anystep.python_transforms import Filter, Map, MapBatch, RandomMap
-from anystep.read_pool import ReadPool
-from anystep.stream import Stream, open_stream
-from anystep.tombstones import TombstoneList
-from anystep.transforms import Records, Transform
+from anystep.features.digest import batch_digest, row_digests
+from anystep.order.epochs import EpochPolicy
+from anystep.order.mixing import Mixing
+from anystep.order.packing import PackingPolicy
+from anystep.order.permutation import Permutation
+from anystep.plans.plan import Plan
+from anystep.plans.tombstones import TombstoneList
+from anystep.streams.stream import Stream, open_stream
+from anystep.transforms.functions import Filter, Map, MapBatch, RandomMap
+from anystep.transforms.transform import Records, Transform
 
 if _TYPE_CHECKING:
-  from anystep.tasks.deterministic_task import DeterministicMixture, DeterministicTask
+  from anystep.tasks.seqio_api.deterministic_task import DeterministicMixture, DeterministicTask
 
 __all__ = [
   "AnystepError",
@@ -79,12 +80,15 @@ if not (_Path(__file__).parent / "tasks").is_dir() and (_checkout / "setup.py").
   __path__.append(str(_checkout))
 
 
+_earlier_names.make_importable()
+
+
 def __getattr__(name: str) -> _Any:
   # Subclasses of SeqIO's: the library works without it, and imports it for nobody who does not ask for them.
   if name not in ("DeterministicMixture", "DeterministicTask"):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   try:
-    module = _importlib.import_module("anystep.tasks.deterministic_task")
+    module = _importlib.import_module("anystep.tasks.seqio_api.deterministic_task")
   except ModuleNotFoundError as error:
     if error.name not in ("seqio", "tensorflow"):
       raise

@@ -20,9 +20,9 @@ import tensorflow as tf
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.tasks.converters import native_converter
-from anystep.tasks.deterministic_task import CachedTasks, steps_dataset
-from anystep.tasks.modules import import_modules
+from anystep.tasks.registry.modules import import_modules
+from anystep.tasks.seqio_api.converters import native_converter
+from anystep.tasks.seqio_api.deterministic_task import CachedTasks, steps_dataset
 
 # As T5X names them; those it has not finished have a longer name.
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")

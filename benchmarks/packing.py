@@ -17,7 +17,7 @@ import numpy as np
 from side_by_side.report import circumstances, table, verdict, write_between_marks
 
 from anystep.compiled import compiled
-from anystep.packing import PackingPolicy, pack
+from anystep.order.packing import PackingPolicy, pack
 
 PACKAGES = ("anystep", "numpy", "numba")
 FIRST_FIT_DECREASING = "first fit decreasing"

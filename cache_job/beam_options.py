@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.tasks.modules import import_modules
+from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.startup import quiet_stderr
 
 if TYPE_CHECKING:

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 
 from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
-from anystep.cache_job.completion import complete, describe, remove_left_overs
-from anystep.cache_job.failures import failure_path, failures_told_once, read_failure
-from anystep.cache_job.final_shards import write_shard
-from anystep.cache_job.index_only import index_split
-from anystep.cache_job.job_lock import locked
+from anystep.cache_job.completion.completion import complete, describe, remove_left_overs
+from anystep.cache_job.completion.index_only import index_split
+from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.sorted_spills import plan_final, sort_group
-from anystep.cache_job.spill import count_source, write_spill
-from anystep.cache_job.split_job import SourceRange, SplitJob, read_plan, source_ranges
-from anystep.cache_job.task_work import TaskWork, plan_work, prepare_directories, task_work
-from anystep.cache_job.watcher import Watcher
+from anystep.cache_job.planning.task_work import TaskWork, plan_work, prepare_directories, task_work
+from anystep.cache_job.shuffle.final_shards import write_shard
+from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
+from anystep.cache_job.shuffle.spill import count_source, write_spill
+from anystep.cache_job.state.failures import failure_path, failures_told_once, read_failure
+from anystep.cache_job.state.job_lock import locked
+from anystep.cache_job.state.split_job import SourceRange, SplitJob, read_plan, source_ranges
+from anystep.caches.manifest import Manifest
 from anystep.errors import AnystepError
-from anystep.manifest import Manifest
 
 __all__ = ["CacheOptions", "cache_tasks"]
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from absl import flags
 
 from anystep.cache_job.beam_options import split_arguments
-from anystep.cache_job.failures import full_disks_reported
 from anystep.cache_job.options import CacheOptions, exclusive
-from anystep.cache_job.selection import select_tasks
-from anystep.command_line import parse_flags, run_program
+from anystep.cache_job.planning.selection import select_tasks
+from anystep.cache_job.state.failures import full_disks_reported
 from anystep.errors import AnystepError, ExitCode
-from anystep.json_files import parse_json
+from anystep.files.json_files import parse_json
 from anystep.limits import are_feature_lengths
+from anystep.programs.command_line import parse_flags, run_program
 
 _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
 
@@ -188,8 +188,8 @@ def main(argv: Sequence[str]) -> int:
     start_tensorflow()
     with quiet_stderr():
       from anystep.cache_job.job import cache_tasks, job_graph
-      from anystep.cache_job.task_work import plan_work
-  from anystep.tasks.modules import import_modules
+      from anystep.cache_job.planning.task_work import plan_work
+  from anystep.tasks.registry.modules import import_modules
 
   options = _options(values, beams)
   import_modules(values.module_import)

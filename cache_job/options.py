@@ -6,8 +6,9 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from anystep import containers, storage
+from anystep.containers import containers
 from anystep.errors import AnystepError, ExitCode
+from anystep.files import storage
 from anystep.limits import MAX_COUNT, MAX_FEATURE_LENGTH, MAX_SHARDS, are_feature_lengths, is_count, is_seed
 
 

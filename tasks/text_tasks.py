@@ -12,18 +12,18 @@ import seqio
 
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.tasks import metrics, preprocessors
-from anystep.tasks.array_record_source import ArrayRecordDataSource
-from anystep.tasks.arrow_rows import COMPRESSIONS
-from anystep.tasks.file_sources import (
+from anystep.tasks.sources.array_record_source import ArrayRecordDataSource
+from anystep.tasks.sources.arrow_rows import COMPRESSIONS
+from anystep.tasks.sources.file_sources import (
   ArrowDataSource,
   CsvDataSource,
   JsonLinesDataSource,
   ParquetDataSource,
   TextDataSource,
 )
-from anystep.tasks.held_out_source import HeldOutDataSource
-from anystep.tasks.huggingface_source import HuggingFaceDataSource, is_saved_dataset
-from anystep.tasks.rows_source import FilesSource
+from anystep.tasks.sources.held_out_source import HeldOutDataSource
+from anystep.tasks.sources.huggingface_source import HuggingFaceDataSource, is_saved_dataset
+from anystep.tasks.sources.rows_source import FilesSource
 
 Patterns = str | Iterable[str]
 

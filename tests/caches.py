@@ -14,11 +14,20 @@ import numpy as np
 from etils import epath
 
 import oracle
-from anystep import containers, names
-from anystep.cache import Cache, open_cache
-from anystep.examples import serialize_example
-from anystep.manifest import AS_IS, Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
-from anystep.read_pool import ReadPool
+from anystep.caches.cache import Cache, open_cache
+from anystep.caches.manifest import (
+  AS_IS,
+  Feature,
+  FileEntry,
+  Fingerprint,
+  Manifest,
+  SourceShard,
+  canonical_json,
+)
+from anystep.caches.read_pool import ReadPool
+from anystep.containers import containers
+from anystep.files import names
+from anystep.records.parsing import serialize_example
 
 Example = dict[str, Any]
 

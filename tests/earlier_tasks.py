@@ -5,8 +5,9 @@ import functools
 import seqio
 import tensorflow as tf
 
-from anystep.tasks import copying, metrics, preprocessors, text_task
-from anystep.tasks.sources import ArrayRecordDataSource, ParquetDataSource
+from anystep.tasks import metrics, preprocessors, text_task
+from anystep.tasks.catalogue import copying
+from anystep.tasks.sources.in_place import ArrayRecordDataSource, ParquetDataSource
 
 NAMES = ("early_texts", "early_reverse_3", "early_spans", "early_parquet", "early_records")
 VOCABULARY = seqio.ByteVocabulary(extra_ids=125)

@@ -10,7 +10,7 @@ import caches
 import numpy as np
 
 import oracle
-from anystep.plan import Plan
+from anystep.plans.plan import Plan
 
 Change = Callable[[caches.Example, str, int, int], caches.Example | None]
 """What becomes of an example, given its task, index and epoch; None where it is dropped."""

@@ -21,12 +21,17 @@ from fault_runs import Fault, Run
 
 CACHE_JOB = (
   "anystep.cache_job.main",
-  "anystep.cache_job.index_only",
+  "anystep.cache_job.completion.index_only",
   "anystep.cache_job.job",
-  "anystep.cache_job.task_work",
+  "anystep.cache_job.planning.task_work",
 )
-TRAINER = ("anystep.train.main", "anystep.train.configuration", "anystep.train.trainer", "tiny_tasks")
-DATA = ("anystep.tasks.data_main", "anystep.unit_surveys")
+TRAINER = (
+  "anystep.train.main",
+  "anystep.train.configuration.configuration",
+  "anystep.train.runs.trainer",
+  "tiny_tasks",
+)
+DATA = ("anystep.tasks.data_program.main", "anystep.units.surveys")
 _TOTAL_STEPS = 5
 # What a write that was killed may leave beside a file: nobody reads it.
 _ATTEMPT = re.compile(r"(\.[0-9a-f]{12}|/?\.[^/]*\.[0-9a-f]{8})\Z")
@@ -175,8 +180,8 @@ TINY_NETWORK = {
 
 
 def _same_training(root: pathlib.Path, end: pathlib.Path) -> None:
-  from anystep.train.checkpoints import checkpoint_steps
-  from anystep.train.run_comparison import compare_runs
+  from anystep.train.checkpoints.checkpoints import checkpoint_steps
+  from anystep.train.demo.run_comparison import compare_runs
 
   comparison = compare_runs(end, root)
   assert comparison.identical, comparison.verdict
@@ -204,7 +209,7 @@ def unit_table(folder: pathlib.Path) -> Case:
     )
 
   return Case(
-    program="anystep.tasks.data_main",
+    program="anystep.tasks.data_program.main",
     imports=DATA,
     arguments=arguments,
     begin=lambda root: shutil.copytree(built.root, root),
@@ -217,7 +222,7 @@ def unit_table(folder: pathlib.Path) -> Case:
 def plan_change(folder: pathlib.Path) -> Case:
   """A plan is changed from a step on, in its own place."""
   built = caches.build(folder / "cache")
-  from anystep.plan import Plan
+  from anystep.plans.plan import Plan
 
   plan = Plan.start(built.open(), batch_size=6, num_epochs=3).to_json()
 
@@ -231,7 +236,7 @@ def plan_change(folder: pathlib.Path) -> Case:
     return (*change, f"--output={root}/plan.json", "--overwrite")
 
   return Case(
-    program="anystep.tasks.data_main",
+    program="anystep.tasks.data_program.main",
     imports=DATA,
     arguments=arguments,
     begin=begin,
@@ -244,7 +249,7 @@ def tombstone_list(folder: pathlib.Path) -> Case:
   built = caches.build(folder / "cache")
   which = ("tombstone", f"--cache_dir={built.root}", f"--task={built.task}", "--index=3", "--index=8")
   return Case(
-    program="anystep.tasks.data_main",
+    program="anystep.tasks.data_program.main",
     imports=DATA,
     arguments=lambda root: (*which, f"--output={root}/list.json", "--overwrite"),
     begin=lambda root: os.mkdir(root),

@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 import anystep
-from anystep.cache_job.example_datasets import preprocess_seed
+from anystep.cache_job.preprocessing.example_datasets import preprocess_seed
 
 LENGTHS = {"inputs": 64, "targets": 32}
 # Objectives that make a model's features themselves want one length for all.

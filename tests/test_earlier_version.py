@@ -80,7 +80,7 @@ def test_a_run_goes_on_as_it_would_have(from_step):
 @contextlib.contextmanager
 def catalogue_on_bytes():
   """The catalogue's tasks, on bytes where their own vocabulary lies on a server."""
-  from anystep.tasks import arithmetic, c4, copying, glue, stdlib, super_glue, wmt  # noqa: F401
+  from anystep.tasks.catalogue import arithmetic, c4, copying, glue, stdlib, super_glue, wmt  # noqa: F401
 
   registries = (seqio.TaskRegistry, seqio.MixtureRegistry)
   before = [{*registry.names()} for registry in registries]
@@ -97,7 +97,7 @@ def catalogue_on_bytes():
 
 def fingerprints_of(tasks):
   """By task, sha256 of what a cache knows of its preprocessors and its source's kind."""
-  from anystep.tasks import fingerprint
+  from anystep.tasks.registry import fingerprint
 
   found = {}
   for name in tasks:

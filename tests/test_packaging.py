@@ -125,5 +125,5 @@ def test_everything_is_one_package(installed):
   files = _run(installed, "python", "-c", listing).stdout.splitlines()
   shipped = [path.relative_to(_ROOT).as_posix() for path in (_ROOT / "gin_configs").rglob("*.gin")]
   assert set(shipped) <= set(files)
-  assert {"py.typed", "tasks/stdlib.py", "cache_job/main.py", "train/main.py"} <= set(files)
+  assert {"py.typed", "tasks/catalogue/stdlib.py", "cache_job/main.py", "train/main.py"} <= set(files)
   assert not any(name.startswith("tests") for name in files)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from anystep.cache_job import main as cache_main
-from anystep.tasks import data_main
+from anystep.tasks.data_program import main as data_main
 from anystep.train import main as train_main
 
 _README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anystep.stream import Stream
-from anystep.train import integrity, main
+from anystep.streams.stream import Stream
+from anystep.train import main
+from anystep.train.checkpoints import integrity
 
 TOTAL_STEPS, CHECKPOINT_PERIOD = 7, 3
 # What a program's process needs to find the sources and the tests' tasks.

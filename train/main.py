@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from anystep.command_line import parse_flags, run_program
 from anystep.errors import AnystepError, ExitCode
-from anystep.train.run_lock import locked_run
-from anystep.train.termination import Termination
+from anystep.programs.command_line import parse_flags, run_program
+from anystep.train.runs.run_lock import locked_run
+from anystep.train.runs.termination import Termination
 
 if TYPE_CHECKING:
-  from anystep.train.trainer import PreparedRun, Trainer
+  from anystep.train.runs.trainer import PreparedRun, Trainer
 
 _BINDING = "--gin."
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination) -> None:
-  from anystep.train.configuration import record_configuration
+  from anystep.train.configuration.configuration import record_configuration
 
   with locked_run(trainer.model_dir):
     if values.cache_if_missing:
@@ -46,7 +46,7 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
 
 
 def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
-  from anystep.train.configuration import configuration_text
+  from anystep.train.configuration.configuration import configuration_text
 
   # Without what would be made first, the data cannot be checked.
   if _would_be_made_first(trainer, values):
@@ -67,26 +67,26 @@ def prepare(argv: Sequence[str]) -> PreparedRun:
 def configured(argv: Sequence[str]) -> Trainer:
   """The trainer that the command line configures; its data was not looked at."""
   values, bindings = _parse(argv)
-  from anystep.tasks.modules import look_here_first
+  from anystep.tasks.registry.modules import look_here_first
   from anystep.tasks.startup import start_tensorflow
 
   start_tensorflow()
   # Gin files import the user's own modules.
   look_here_first()
 
-  from anystep.train.configuration import build, load_configuration
+  from anystep.train.configuration.configuration import build, load_configuration
 
   load_configuration(values.gin_file, bindings, search_paths=values.gin_search_paths)
 
-  from anystep.train.trainer import Trainer
+  from anystep.train.runs.trainer import Trainer
 
   return build(Trainer)
 
 
 def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
   """Makes the caches that are missing, or with --dry_run says so; returns whether there are some."""
-  from anystep.train.cache_program import cache_first
-  from anystep.train.run_datasets import missing_caches
+  from anystep.train.datasets.cache_program import cache_first
+  from anystep.train.datasets.run_datasets import missing_caches
 
   commands = missing_caches(trainer.datasets)
   if commands:
@@ -96,7 +96,7 @@ def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
 
 def _would_be_made_first(trainer: Trainer, values: flags.FlagValues) -> bool:
   """Says what a run would make before it starts; returns whether that is anything."""
-  from anystep.train.run_datasets import index_commands
+  from anystep.train.datasets.run_datasets import index_commands
 
   if values.cache_if_missing:
     return _cache_first(trainer, values)

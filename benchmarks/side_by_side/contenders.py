@@ -46,7 +46,7 @@ def anystep_reader(
   anystep = _anystep()
   registered = None if task is None else task(data_set)
   if registered is not None:
-    from anystep.tasks.reading import TaskReader
+    from anystep.tasks.reading.task_reader import TaskReader
 
   def batches() -> Batches:
     cache, transforms = data_set.cache(), {}

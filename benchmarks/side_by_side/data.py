@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from anystep import containers, names
-from anystep.cache import Cache, open_cache
-from anystep.examples import serialize_example
-from anystep.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
+from anystep.caches.cache import Cache, open_cache
+from anystep.caches.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
+from anystep.containers import containers
+from anystep.files import names
+from anystep.records.parsing import serialize_example
 
 SPLIT = "train"
 FEATURE_LENGTHS = {"inputs": 512, "targets": 114}

@@ -15,12 +15,12 @@ def main() -> None:
   """Preprocesses, then times the rest."""
   from side_by_side import cache_task
 
-  from anystep.cache_job.final_shards import write_shard
   from anystep.cache_job.options import CacheOptions
-  from anystep.cache_job.sorted_spills import plan_final, sort_group
-  from anystep.cache_job.spill import write_spill
-  from anystep.cache_job.split_job import source_ranges
-  from anystep.cache_job.task_work import plan_work, prepare_directories
+  from anystep.cache_job.planning.task_work import plan_work, prepare_directories
+  from anystep.cache_job.shuffle.final_shards import write_shard
+  from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
+  from anystep.cache_job.shuffle.spill import write_spill
+  from anystep.cache_job.state.split_job import source_ranges
 
   options = CacheOptions(cache_dir=sys.argv[1], modules=(cache_task.__name__,))
   works = plan_work([cache_task.TASK], options)

@@ -2,15 +2,9 @@
 
 import doctest
 import importlib
-import pathlib
 
 import pytest
-
-import anystep
-
-MODULES = sorted(
-  path.stem for path in pathlib.Path(anystep.__file__).parent.glob("*.py") if not path.stem.startswith("__")
-)
+from library_modules import MODULES
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -27,11 +21,11 @@ def test_modules_whose_use_is_a_formula_have_examples():
     if any(test.examples for test in finder.find(importlib.import_module(f"anystep.{module}")))
   }
   assert {
-    "converters",
-    "epochs",
+    "caches.manifest",
     "errors",
-    "examples",
-    "manifest",
-    "permutation",
-    "progress",
+    "features.converters",
+    "order.epochs",
+    "order.permutation",
+    "programs.progress",
+    "records.parsing",
   } <= with_examples

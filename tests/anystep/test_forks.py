@@ -12,13 +12,13 @@ import traceback
 import caches
 import pytest
 
-from anystep import containers
-from anystep.array_record_library import open_reader
-from anystep.digest import batch_digest
+from anystep.caches.read_pool import ReadPool
+from anystep.containers import containers
+from anystep.containers.array_record_library import open_reader
 from anystep.errors import AnystepError
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 LIMIT_SECONDS = 60
 
@@ -181,7 +181,7 @@ def test_a_fresh_process_may_fork_before_it_uses_the_library(foreign):
   """In a process of its own: this one has used it."""
   path = next(path for path in foreign.root.rglob("*array_record*") if path.is_file())
   program = (
-    "import os, sys; from anystep.array_record_library import open_reader\n"
+    "import os, sys; from anystep.containers.array_record_library import open_reader\n"
     "pid = os.fork()\n"
     "records = open_reader(sys.argv[1]).num_records()\n"
     "status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0\n"

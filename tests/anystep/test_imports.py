@@ -3,36 +3,36 @@
 import ast
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import textwrap
 
 import caches
 import pytest
+from library_modules import MODULES
 from unimportable import WITHOUT
 
 import anystep
 import oracle
-from anystep.digest import batch_digest
-from anystep.plan import Plan
-from anystep.stream import open_stream
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 HEAVY = {"tensorflow", "apache_beam", "jax", "jaxlib", "seqio", "flax"}
 # For users of another package, which it imports; nothing else imports these.
-FACES = {"grain_datasets", "t5x"}
+FACES = {"streams.grain", "t5x"}
 # Public names that need SeqIO, which is imported when somebody asks for one.
 LAZY = {"DeterministicMixture", "DeterministicTask"}
 # What stands with the library for users of SeqIO and T5X, but is made of the tasks' package.
 MADE_OF_TASKS = {
-  "__init__": {"anystep.tasks.deterministic_task"},
-  "t5x": {"anystep.tasks.converters", "anystep.tasks.deterministic_task", "anystep.tasks.modules"},
+  "__init__": {"anystep.tasks.seqio_api.deterministic_task"},
+  "t5x": {
+    "anystep.tasks.registry.modules",
+    "anystep.tasks.seqio_api.converters",
+    "anystep.tasks.seqio_api.deterministic_task",
+  },
 }
-LIBRARY_MODULES = sorted(
-  path.stem
-  for path in pathlib.Path(anystep.__file__).parent.glob("*.py")
-  if not path.stem.startswith("__") and path.stem not in FACES
-)
+LIBRARY_MODULES = sorted({*MODULES} - FACES)
 # What each folder must not import, in a function or outside.
 FORBIDDEN = {
   "anystep": {"anystep.tasks", "anystep.cache_job", "anystep.train"},
@@ -120,9 +120,9 @@ def test_imports_go_one_way(checkout, folder):
 
 
 def test_the_library_imports_nothing_heavy_at_module_level(checkout):
-  assert {"cache", "plan", "stream"} <= set(LIBRARY_MODULES)
+  assert {"caches.cache", "plans.plan", "streams.stream"} <= set(LIBRARY_MODULES)
   for module in ("__init__", *LIBRARY_MODULES):
-    source = (checkout / "anystep" / f"{module}.py").read_text()
+    source = (checkout / "anystep" / f"{module.replace('.', '/')}.py").read_text()
     for name in imports_of(source, package="anystep", top_level_only=True):
       assert not within(name, HEAVY), f"anystep/{module}.py imports {name}"
 
@@ -165,11 +165,11 @@ READER = (
   assert not any(map(importlib.util.find_spec, %(heavy)r))
   for module in %(modules)r:
     importlib.import_module(f"anystep.{module}")
-  from anystep.cache import open_cache
-  from anystep.converters import EncoderDecoderConverter
-  from anystep.digest import batch_digest
-  from anystep.plan import Plan
-  from anystep.stream import open_stream
+  from anystep.caches.cache import open_cache
+  from anystep.features.converters import EncoderDecoderConverter
+  from anystep.features.digest import batch_digest
+  from anystep.plans.plan import Plan
+  from anystep.streams.stream import open_stream
 
   cache = open_cache(sys.argv[1], "demo", "train")
   cache.verify()
@@ -242,7 +242,13 @@ def test_what_was_at_is_the_same_bytes_in_any_surroundings(checkout, shared_cach
     (other, {"PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8", "TZ": "Asia/Kathmandu", "COLUMNS": "200"}),
   ]
   arguments = [
-    *("-m", "anystep.tasks.data_main", "what-was-at", f"--cache_dir={shared_cache.root}", "--task=demo"),
+    *(
+      "-m",
+      "anystep.tasks.data_program.main",
+      "what-was-at",
+      f"--cache_dir={shared_cache.root}",
+      "--task=demo",
+    ),
     *("--batch_size=12", "--steps=2:9", "--seed=5", f"--format={output_format}"),
   ]
   one, two = (run_python(checkout, cwd, *arguments, **environment) for cwd, environment in surroundings)

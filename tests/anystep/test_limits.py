@@ -10,16 +10,16 @@ import caches
 import numpy as np
 import pytest
 
-from anystep.cache import open_cache
-from anystep.converters import PassThroughConverter
+from anystep.caches.cache import open_cache
+from anystep.caches.manifest import Feature, canonical_json
+from anystep.caches.read_pool import ReadPool
 from anystep.errors import AnystepError
+from anystep.features.converters import PassThroughConverter
 from anystep.limits import MAX_BATCH_ROWS, MAX_COUNT, is_count, is_name, is_text
-from anystep.manifest import Feature, canonical_json
-from anystep.mixing import exact_share
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
-from anystep.tombstones import TombstoneList
+from anystep.order.mixing import exact_share
+from anystep.plans.plan import Plan
+from anystep.plans.tombstones import TombstoneList
+from anystep.streams.stream import open_stream
 
 LENGTHS = {"inputs": 5, "targets": 4}
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from anystep.errors import AnystepError
-from anystep.permutation import Permutation
-from anystep.plan import Plan
-from anystep.stream import open_stream
+from anystep.order.permutation import Permutation
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 from anystep.whole_numbers import is_whole_number, whole_number, whole_numbers
 
 NOT_WHOLE = [1.0, 1.7, True, np.True_, np.float32(1), "1", b"1", None, [1], np.array([1]), 1j]

@@ -11,10 +11,10 @@ import caches
 import pytest
 from packaging.requirements import Requirement
 
-from anystep.digest import batch_digest
-from anystep.examples import ExampleParser, Ragged, serialize_example
-from anystep.plan import Plan
-from anystep.stream import open_stream
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.records.parsing import ExampleParser, Ragged, serialize_example
+from anystep.streams.stream import open_stream
 
 
 def library_requirements(checkout):
@@ -63,8 +63,8 @@ for name in ("tensorflow", "apache_beam", "jax", "seqio"):
   assert importlib.util.find_spec(name) is None, name
 
 import anystep
-from anystep.digest import batch_digest
-from anystep.examples import Ragged
+from anystep.features.digest import batch_digest
+from anystep.records.parsing import Ragged
 
 assert (importlib.util.find_spec("numba") is None) == (sys.argv[3] == "without_numba")
 cache = anystep.open_cache(sys.argv[1], "demo", "train")

@@ -86,9 +86,10 @@ def _train(case: Any, model_dir: pathlib.Path, see: Callable[[int, str, str], No
   import jax
   import numpy as np
 
-  from anystep.digest import batch_digest
-  from anystep.train import main, trainer
+  from anystep.features.digest import batch_digest
+  from anystep.train import main
   from anystep.train.partitioning import local_values
+  from anystep.train.runs import trainer
 
   original = trainer.make_train_step
 
@@ -164,7 +165,7 @@ def _files_of_another(model_dir: pathlib.Path, others: pathlib.Path, chance: Cha
 
 def _forged(model_dir: pathlib.Path, others: pathlib.Path, chance: Chance) -> None:
   """A file that is vouched for says something else."""
-  from anystep.train.integrity import INTEGRITY, fingerprint
+  from anystep.train.checkpoints.integrity import INTEGRITY, fingerprint
 
   directory = chance.choice(_checkpoints(model_dir))
   path, integrity = chance.choice(sorted(directory.rglob("*.json"))), directory / INTEGRITY

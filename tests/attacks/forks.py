@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from attacks.attack import HARMLESS, HUNG, REFUSED, Attempt, Chance, Wrong
 from attacks.targets import BLOCK_RECORDS, SPLIT, TARGETS, TASK, Target
 
-from anystep.cache import Cache, open_cache
-from anystep.digest import batch_digest
+from anystep.caches.cache import Cache, open_cache
+from anystep.caches.read_pool import ReadPool
 from anystep.errors import AnystepError
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import Stream, open_stream
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import Stream, open_stream
 
 _WAIT_SECONDS = 10
 _TARGETS = ("array_record", "tfrecord", "parquet as_is", "packed")

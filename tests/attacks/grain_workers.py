@@ -7,10 +7,10 @@ import pathlib
 from attacks.attack import HARMLESS, Attempt, Chance, Wrong
 from attacks.targets import SPLIT, TARGETS, TASK
 
-from anystep.cache import open_cache
-from anystep.digest import batch_digest
-from anystep.plan import Plan
-from anystep.stream import open_stream
+from anystep.caches.cache import open_cache
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 
 def prepare(folder: pathlib.Path) -> Attempt:
@@ -18,7 +18,7 @@ def prepare(folder: pathlib.Path) -> Attempt:
   import grain
   from absl import flags
 
-  from anystep.grain_datasets import StreamDataset
+  from anystep.streams.grain import StreamDataset
 
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()

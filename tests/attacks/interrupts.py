@@ -10,10 +10,10 @@ import caches
 from attacks.attack import HARMLESS, Attempt, Chance, Hung, Wrong
 from expected_rows import ExpectedRows
 
-from anystep.digest import batch_digest
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import Stream, open_stream
+from anystep.caches.read_pool import ReadPool
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import Stream, open_stream
 
 # A stream goes through so many interrupts; closing it takes at most this long.
 _TRIES_A_STREAM = 40

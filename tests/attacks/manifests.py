@@ -15,10 +15,10 @@ from attacks.mutations import mutated
 from attacks.targets import SPLIT, TARGETS, TASK
 from expected_rows import ExpectedRows
 
-from anystep.cache import open_cache
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
+from anystep.caches.cache import open_cache
+from anystep.caches.read_pool import ReadPool
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 _STEPS = 3
 
@@ -73,7 +73,7 @@ def _change_completed(path: pathlib.Path, chance: Chance) -> None:
 
 def _change_header(path: pathlib.Path, chance: Chance) -> None:
   """The header of a unit table, below a folder that is named as its content says."""
-  from anystep.unit_tables import table_key
+  from anystep.units.tables import table_key
 
   content = mutated(json.loads(path.read_text()), chance)
   path.write_bytes(content)

@@ -12,14 +12,14 @@ from attacks.attack import HARMLESS, Attempt, Chance, Wrong
 from attacks.mutations import mutated
 from expected_rows import ExpectedRows
 
-from anystep.cache import open_cache
-from anystep.converters import DecoderConverter
-from anystep.digest import batch_digest
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
-from anystep.tasks.data_main import main
-from anystep.tombstones import TombstoneList
+from anystep.caches.cache import open_cache
+from anystep.caches.read_pool import ReadPool
+from anystep.features.converters import DecoderConverter
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.plans.tombstones import TombstoneList
+from anystep.streams.stream import open_stream
+from anystep.tasks.data_program.main import main
 
 _STEPS = (0, 1, 2, 7)
 _FEATURES = ["inputs", "targets", "number"]

@@ -13,8 +13,8 @@ import caches
 from attacks.attack import HARMLESS, REFUSED, Attempt, Chance
 from attacks.mutations import DEEP, mutated
 
-from anystep.plan import Plan
-from anystep.tombstones import TombstoneList
+from anystep.plans.plan import Plan
+from anystep.plans.tombstones import TombstoneList
 
 _ERROR = re.compile(r"ERROR code=(\d+) kind=\w+ ")
 _NUMBERS = [
@@ -71,7 +71,7 @@ def prepare(folder: pathlib.Path) -> Attempt:
     for path in (hostile, hostile.with_name("hostile.json")):
       _make(path, plan, listed, chance)
     done = subprocess.run(
-      [sys.executable, "-c", "from anystep.tasks.data_main import run; run()", *command],
+      [sys.executable, "-c", "from anystep.tasks.data_program.main import run; run()", *command],
       capture_output=True,
       text=True,
       errors="replace",

@@ -14,14 +14,15 @@ import numpy as np
 from attacks.attack import Wrong
 from expected_rows import ExpectedRows
 
-from anystep import containers, names
-from anystep.cache import open_cache
-from anystep.checked_file import part_checksums, part_table
-from anystep.digest import batch_digest
-from anystep.manifest import Feature, FileEntry
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
+from anystep.caches.cache import open_cache
+from anystep.caches.manifest import Feature, FileEntry
+from anystep.caches.read_pool import ReadPool
+from anystep.containers import containers
+from anystep.containers.checked_file import part_checksums, part_table
+from anystep.features.digest import batch_digest
+from anystep.files import names
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 TASK, SPLIT = "demo", "train"
 FEATURES = {"number": Feature(dtype="int64", shape=()), "tokens": Feature(dtype="int32", shape=(None,))}

@@ -11,11 +11,11 @@ import caches
 from attacks.attack import HARMLESS, REFUSED, Attempt, Chance, Wrong
 from expected_rows import ExpectedRows
 
-from anystep.digest import batch_digest
+from anystep.caches.read_pool import ReadPool
 from anystep.errors import AnystepError
-from anystep.plan import Plan
-from anystep.read_pool import ReadPool
-from anystep.stream import open_stream
+from anystep.features.digest import batch_digest
+from anystep.plans.plan import Plan
+from anystep.streams.stream import open_stream
 
 _WAIT_SECONDS = 8
 

@@ -19,15 +19,15 @@ from fault_cases import CACHE_JOB
 from fault_runs import AFTER, MIDWAY, TESTS, Fault, Run, zygote
 from job_runs import digests_of
 
-from anystep.cache import open_cache
-from anystep.cache_job.completion import complete, describe
-from anystep.cache_job.final_shards import write_shard
-from anystep.cache_job.job_lock import LOCK
+from anystep.cache_job.completion.completion import complete, describe
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.sorted_spills import plan_final, sort_group
-from anystep.cache_job.spill import write_spill
-from anystep.cache_job.split_job import read_plan, source_ranges
-from anystep.cache_job.task_work import prepare_directories, task_work
+from anystep.cache_job.planning.task_work import prepare_directories, task_work
+from anystep.cache_job.shuffle.final_shards import write_shard
+from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
+from anystep.cache_job.shuffle.spill import write_spill
+from anystep.cache_job.state.job_lock import LOCK
+from anystep.cache_job.state.split_job import read_plan, source_ranges
+from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 
 TASK = "small:inner"

@@ -24,11 +24,11 @@ from array_record.python import array_record_module
 from seqio import beam_utils
 
 import oracle
-from anystep.cache import open_cache
 from anystep.cache_job.main import main, run, select_tasks
+from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
-from anystep.tasks.reading import TaskReader
-from anystep.transforms import Records
+from anystep.tasks.reading.task_reader import TaskReader
+from anystep.transforms.transform import Records
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = pathlib.Path(sys.executable).with_name("anystep-cache")

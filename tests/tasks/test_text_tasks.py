@@ -13,12 +13,12 @@ import seqio
 from job_runs import run_job
 
 import anystep
-from anystep.containers import write_array_record
+from anystep.containers.containers import write_array_record
 from anystep.errors import AnystepError
-from anystep.examples import serialize_example
+from anystep.records.parsing import serialize_example
 from anystep.tasks import text_task
-from anystep.tasks.reading import TaskReader
-from anystep.tasks.sources import HuggingFaceDataSource, TextDataSource
+from anystep.tasks.reading.task_reader import TaskReader
+from anystep.tasks.sources.in_place import HuggingFaceDataSource, TextDataSource
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 TEXTS = ["", "short", *(f"text {k}: " + "wörter und mehr " * (k % 9) for k in range(12))]

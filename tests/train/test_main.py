@@ -9,9 +9,9 @@ import pytest
 
 from anystep.errors import AnystepError
 from anystep.train import main
-from anystep.train.trainer import PreparedRun
+from anystep.train.runs.trainer import PreparedRun
 
-_GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train import trainer\n"
+_GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train.runs import trainer\n"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.errors import AnystepError
 from anystep.train import main
+from anystep.train.models.train_state import stream_key
 from anystep.train.partitioning import Partitioner, batch_sharding, global_batch, local_rows, local_values
-from anystep.train.step_log import read_step_log
-from anystep.train.train_state import stream_key
+from anystep.train.runs.step_log import read_step_log
 
 
 def _mesh(num_data, num_model=1):

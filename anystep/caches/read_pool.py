@@ -1,0 +1,156 @@
+"""What a process holds to read caches: open files and records read ahead, within budgets of both."""
+
+from __future__ import annotations
+
+import collections
+import resource
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from anystep.containers.containers import BlockReader
+from anystep.forks import start_anew_in_children
+
+DEFAULT_BUDGET_BYTES = 1 << 30
+# What Python holds of a record besides its bytes: an object's head and a place in a list.
+_RECORD_OVERHEAD_BYTES = 48
+# The share of the budget that indexes of open files may take.
+_INDEX_SHARE = 4
+
+
+def default_open_files() -> int:
+  """Half of what the process may open; the rest is for others."""
+  soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return 4096 if soft_limit == resource.RLIM_INFINITY else max(soft_limit // 2, 8)
+
+
+class ReadPool:
+  """Open files and held records of all caches and streams that share it.
+
+  What was not used for longest goes first. Nothing depends on the pool but speed: what it let go is read
+  again.
+
+  Args:
+    budget_bytes: for held records and the indexes of open files together.
+    open_files: how many files may be open at a time; by default half of the process's limit.
+
+  Raises:
+    ValueError: for a budget below 0 bytes or 1 file.
+  """
+
+  def __init__(self, *, budget_bytes: int = DEFAULT_BUDGET_BYTES, open_files: int | None = None):
+    self.budget_bytes = budget_bytes
+    self.open_files = default_open_files() if open_files is None else open_files
+    if self.budget_bytes < 0 or self.open_files < 1:
+      raise ValueError(f"a pool of {self.budget_bytes} bytes and {self.open_files} files cannot read")
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Forgets open files and held records without touching them, as a forked process must."""
+    self.lock = threading.RLock()
+    self._readers: collections.OrderedDict[Hashable, BlockReader] = collections.OrderedDict()
+    self._index_bytes = 0
+    self._held: collections.OrderedDict[Hashable, tuple[Any, int]] = collections.OrderedDict()
+    self._held_bytes = 0
+
+  @property
+  def used_bytes(self) -> int:
+    """What is held now."""
+    return self._held_bytes + self._index_bytes
+
+  def reader(self, key: Hashable, open_reader: Callable[[], BlockReader]) -> BlockReader:
+    """The open reader of a file; to be used under the pool's lock, for another may close it."""
+    with self.lock:
+      if key in self._readers:
+        self._readers.move_to_end(key)
+        return self._readers[key]
+      # Room is made first: a process at its limit could not open one more.
+      while len(self._readers) >= self.open_files:
+        self._close_oldest()
+      reader = open_reader()
+      try:
+        self._readers[key] = reader
+        self._index_bytes += reader.index_bytes
+      except BaseException:
+        self._count_anew()
+        raise
+      while self._index_bytes > self.budget_bytes // _INDEX_SHARE and len(self._readers) > 1:
+        self._close_oldest()
+      self._make_room()
+      return reader
+
+  def close_reader(self, key: Hashable) -> None:
+    """Closes a file, if it is open."""
+    with self.lock:
+      try:
+        reader = self._readers.pop(key, None)
+        if reader is not None:
+          self._index_bytes -= reader.index_bytes
+          reader.close()
+      except BaseException:
+        self._count_anew()
+        raise
+
+  def _close_oldest(self) -> None:
+    self.close_reader(next(iter(self._readers)))
+
+  def get(self, key: Hashable) -> Any:
+    """What is held under a key; None where nothing is."""
+    with self.lock:
+      held = self._held.get(key)
+      if held is None:
+        return None
+      self._held.move_to_end(key)
+      return held[0]
+
+  def hold(self, key: Hashable, value: Any, size_bytes: int) -> None:
+    """Holds a value until it is dropped or the budget needs its room."""
+    with self.lock:
+      try:
+        self.drop(key)
+        self._held[key] = (value, size_bytes)
+        self._held_bytes += size_bytes
+        self._make_room()
+      except BaseException:
+        self._count_anew()
+        raise
+
+  def _make_room(self) -> None:
+    while self.used_bytes > self.budget_bytes and len(self._held) > 1:
+      self.drop(next(iter(self._held)))
+
+  def drop(self, key: Hashable) -> None:
+    """Lets go of what is held under a key, if anything is."""
+    with self.lock:
+      try:
+        _, size_bytes = self._held.pop(key, (None, 0))
+        self._held_bytes -= size_bytes
+      except BaseException:
+        self._count_anew()
+        raise
+
+  def _count_anew(self) -> None:
+    """Counts what there is, after an interrupt that may have come between a change and its count."""
+    self._held_bytes = sum(size_bytes for _, size_bytes in self._held.values())
+    self._index_bytes = sum(reader.index_bytes for reader in self._readers.values())
+
+  def drop_where(self, wanted: Callable[[Any], bool]) -> None:
+    """Lets go of everything whose key is wanted."""
+    with self.lock:
+      for key in [key for key in self._held if wanted(key)]:
+        self.drop(key)
+
+
+def held_bytes(records: Sequence[bytes]) -> int:
+  """The memory that records take."""
+  return sum(map(len, records)) + _RECORD_OVERHEAD_BYTES * len(records)
+
+
+_pools: dict[str, ReadPool] = {}
+
+
+def process_pool() -> ReadPool:
+  """The pool of everything in this process that is given no other."""
+  # Not under a lock, which a process that is forked meanwhile would find taken.
+  return _pools.get("process") or _pools.setdefault("process", ReadPool())

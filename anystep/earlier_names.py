@@ -1,0 +1,92 @@
+"""Names that modules had in version 0.1.
+
+Caches, plans and checkpoints know functions by the module that defined them, so a module that moved keeps the
+name that it was known by there. Modules that documents named can still be imported by it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Mapping, Sequence
+
+# By module, its earlier name.
+_EARLIER: Mapping[str, str] = {
+  "anystep.streams.grain": "anystep.grain_datasets",
+  "anystep.tasks.catalogue.arithmetic": "anystep.tasks.arithmetic",
+  "anystep.tasks.catalogue.c4": "anystep.tasks.c4",
+  "anystep.tasks.catalogue.copying": "anystep.tasks.copying",
+  "anystep.tasks.catalogue.glue": "anystep.tasks.glue",
+  "anystep.tasks.catalogue.stdlib": "anystep.tasks.stdlib",
+  "anystep.tasks.catalogue.super_glue": "anystep.tasks.super_glue",
+  "anystep.tasks.catalogue.text_to_text": "anystep.tasks.text_to_text",
+  "anystep.tasks.catalogue.winograd": "anystep.tasks.winograd",
+  "anystep.tasks.catalogue.wmt": "anystep.tasks.wmt",
+  "anystep.tasks.seqio_api.converters": "anystep.tasks.converters",
+  "anystep.tasks.sources.array_record_source": "anystep.tasks.array_record_source",
+  "anystep.tasks.sources.arrow_rows": "anystep.tasks.arrow_rows",
+  "anystep.tasks.sources.file_sources": "anystep.tasks.file_sources",
+  "anystep.tasks.sources.held_out_source": "anystep.tasks.held_out_source",
+  "anystep.tasks.sources.huggingface_source": "anystep.tasks.huggingface_source",
+  "anystep.tasks.sources.in_place": "anystep.tasks.sources",
+  "anystep.tasks.sources.numbered_source": "anystep.tasks.numbered_source",
+  "anystep.tasks.sources.rows_source": "anystep.tasks.rows_source",
+  "anystep.tasks.sources.tfds_source": "anystep.tasks.tfds_source",
+  "anystep.tasks.vocabularies.hugging_face": "anystep.tasks.vocabularies",
+  "anystep.train.models.encoder_decoder": "anystep.train.models",
+  "anystep.train.models.learning_rates": "anystep.train.learning_rates",
+  "anystep.train.models.losses": "anystep.train.losses",
+  "anystep.train.models.optimizers": "anystep.train.optimizers",
+  "anystep.train.network.attention": "anystep.train.attention",
+  "anystep.train.network.dropout": "anystep.train.dropout",
+  "anystep.train.network.layers": "anystep.train.layers",
+  "anystep.train.network.relative_positions": "anystep.train.relative_positions",
+  "anystep.train.network.t5": "anystep.train.network",
+  "anystep.train.runs.trainer": "anystep.train.trainer",
+}
+_NOW = {earlier: now for now, earlier in _EARLIER.items()}
+
+
+def known_as(module: str) -> str:
+  """Return the name by which what users keep knows a module.
+
+  >>> known_as("anystep.tasks.catalogue.glue"), known_as("my_tasks")
+  ('anystep.tasks.glue', 'my_tasks')
+  """
+  return _EARLIER.get(module, module)
+
+
+def make_importable() -> None:
+  """Makes `import` find modules by their earlier names too, where nothing else has such a name."""
+  sys.meta_path.append(_Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+  """Finds modules by their earlier names."""
+
+  def find_spec(
+    self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    del path, target
+    now = _NOW.get(fullname)
+    return importlib.machinery.ModuleSpec(fullname, _Loader(now)) if now else None
+
+
+class _Loader(importlib.abc.Loader):
+  """Gives a module that was imported by its own name."""
+
+  def __init__(self, name: str):
+    self._name = name
+
+  def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+    del spec
+    module = importlib.import_module(self._name)
+    self._spec = module.__spec__
+    return module
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    # `import` has just said that it is the other name's.
+    module.__spec__ = self._spec

@@ -1,0 +1,41 @@
+"""The digest of a batch: what two runs compare to know that they saw the same rows (design section 6)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from anystep.records.parsing import Ragged
+
+
+def row_digests(features: Mapping[str, np.ndarray | Ragged]) -> list[bytes]:
+  """sha256 of each row: name, dtype, shape and little-endian bytes of its features in name order.
+
+  Args:
+    features: arrays of numbers whose first axis counts rows, or ragged ones.
+
+  Raises:
+    ValueError: features of other kinds, or of different numbers of rows.
+  """
+  if len({len(feature) for feature in features.values()}) > 1:
+    raise ValueError(f"rows differ: { {name: len(feature) for name, feature in features.items()} }")
+  columns = [_row_bytes(name, features[name]) for name in sorted(features)]
+  return [hashlib.sha256(b"".join(row)).digest() for row in zip(*columns, strict=True)]
+
+
+def _row_bytes(name: str, feature: np.ndarray | Ragged) -> Iterator[bytes]:
+  """What a digest covers of one feature, row by row."""
+  values = np.ascontiguousarray(feature.values if isinstance(feature, Ragged) else feature)
+  if values.dtype.hasobject:
+    raise ValueError(f"{name} holds objects: only numbers have bytes to digest")
+  values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+  rows = Ragged(values, feature.lengths).rows() if isinstance(feature, Ragged) else values
+  for row in rows:
+    yield f"{name}\x1f{values.dtype.name}\x1f{','.join(map(str, row.shape))}\x1f".encode() + row.tobytes()
+
+
+def batch_digest(features: Mapping[str, np.ndarray | Ragged]) -> str:
+  """sha256 over the rows' digests in order, in hex: hosts' row digests join to the whole batch's."""
+  return hashlib.sha256(b"".join(row_digests(features))).hexdigest()

@@ -1,0 +1,186 @@
+"""Rows of Parquet files, as features and as records (https://parquet.apache.org/docs/file-format)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode, package_missing
+from anystep.records.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
+from anystep.records.parsing import Ragged
+from anystep.records.writing import serialize_examples
+
+# Of the rows that are decoded at a time, by what the file says of their row group.
+_DECODED_BYTES = 1 << 24
+# What is read at a time of a column's chunk, which may be as large as the file.
+_READ_BYTES = 1 << 22
+# What tf.train.Example, which has float32 and int64, would not give back as it was.
+_INEXACT = ("float64", "uint64")
+
+
+def parquet() -> Any:
+  """The module `pyarrow.parquet`, imported for those alone who read Parquet files.
+
+  Raises:
+    AnystepError: 78 `package_missing`.
+  """
+  try:
+    import pyarrow.parquet
+  except ModuleNotFoundError as error:
+    raise package_missing(error, expected="PyArrow, for Parquet files", package="pyarrow") from error
+  return pyarrow.parquet
+
+
+class ParquetRows:
+  """The rows of a Parquet file. A row group is read at a time, and some rows of it are decoded at once.
+
+  Thread-safe.
+
+  Args:
+    open_file: opens the file, for reading in binary, anew at each call.
+    path: what errors call it.
+    columns: those wanted; None for all.
+
+  Attributes:
+    features: the columns by name, sorted.
+    group_rows: of each row group, `(row groups,) int64`.
+
+  Raises:
+    AnystepError: 78 `feature_form` for a column that is no feature, `column_missing`, `package_missing`.
+    pyarrow.ArrowException: where the file is no Parquet file.
+  """
+
+  def __init__(
+    self,
+    open_file: Callable[[], IO[bytes] | io.RawIOBase],
+    path: object,
+    *,
+    columns: Sequence[str] | None = None,
+  ):
+    self._open_file = open_file
+    self._path = path
+    with open_file() as file:
+      self._metadata = parquet().read_metadata(file)
+    schema = self._metadata.schema.to_arrow_schema()
+    self.features = column_features(schema, path, columns)
+    self._groups = [self._metadata.row_group(k) for k in range(self._metadata.num_row_groups)]
+    self.group_rows = np.array([group.num_rows for group in self._groups], np.int64)
+
+  def __len__(self) -> int:
+    return int(self.group_rows.sum())
+
+  def batches(self, groups: Iterable[int] | None = None) -> Iterator[dict[str, Ragged | np.ndarray]]:
+    """All rows, or those of some row groups, some at a time, each column as one batch.
+
+    Raises:
+      AnystepError: 65 `column_null`.
+    """
+    starts = np.cumsum(self.group_rows) - self.group_rows
+    for group in range(len(self.group_rows)) if groups is None else groups:
+      start = int(starts[group])
+      for batch in self._decoded(group):
+        yield columns_of(batch, self.features, self._path, rows=range(start, start + len(batch)))
+        start += len(batch)
+
+  def read_records(self, places: np.ndarray) -> list[bytes]:
+    """Rows as serialized `tf.train.Example`; a row group with some of them is decoded once, to the last.
+
+    Args:
+      places: in the file, `(records,) int64`, ascending.
+
+    Raises:
+      AnystepError: 65 `column_null`.
+    """
+    records: list[bytes] = []
+    stops = np.cumsum(self.group_rows)
+    for group in np.unique(np.searchsorted(stops, places, side="right")).tolist():
+      start = stops[group] - self.group_rows[group]
+      first, last = np.searchsorted(places, [start, stops[group]]).tolist()
+      for batch in self._decoded(group, places[first:last] - start):
+        rows = places[len(records) : len(records) + len(batch)]
+        records += _serialized(columns_of(batch, self.features, self._path, rows=rows))
+    return records
+
+  def check_records(self) -> None:
+    """Refuses columns of which a record would not give every value back as it is.
+
+    Nulls are looked for where the file's statistics do not rule them out. For a column of lists these count
+    empty lists as well, so such a column may have to be read.
+
+    Raises:
+      AnystepError: 78 `feature_form`; 65 `column_null`.
+    """
+    for name, feature in self.features.items():
+      if feature.dtype in _INEXACT:
+        raise wrong_form(self._path, name, feature.dtype)
+    doubtful = [name for name in self.features if self._may_have_nulls(name)]
+    start = 0
+    for group in range(len(self.group_rows) if doubtful else 0):
+      for batch in self._decoded(group, columns=doubtful):
+        for name in doubtful:
+          flat_values(batch.column(name), name, self._path, rows=range(start, start + len(batch)))
+        start += len(batch)
+
+  def _may_have_nulls(self, name: str) -> bool:
+    chunks = [group.column(k) for group in self._groups for k in range(group.num_columns)]
+    own = [chunk.statistics for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
+    return any(statistics is None or statistics.null_count != 0 for statistics in own)
+
+  def _decoded(
+    self, group: int, wanted: np.ndarray | None = None, *, columns: Sequence[str] | None = None
+  ) -> Iterator[Any]:
+    """A row group's rows as Arrow's record batches: all, or those at some places in it, ascending."""
+    import pyarrow as pa
+
+    rows, start = int(self.group_rows[group]), 0
+    fitting = _DECODED_BYTES * rows // max(self._groups[group].total_byte_size, 1)
+    with self._open_file() as opened:
+      file = parquet().ParquetFile(opened, metadata=self._metadata, buffer_size=_READ_BYTES, pre_buffer=False)
+      batches = file.iter_batches(
+        max(min(fitting, DECODED_ROWS), 1),
+        row_groups=[group],
+        columns=list(self.features if columns is None else columns),
+        use_threads=False,
+      )
+      for batch in batches:
+        stop = start + len(batch)
+        if wanted is None:
+          yield batch
+        else:
+          first, last = np.searchsorted(wanted, [start, stop]).tolist()
+          if first < last:
+            yield batch if last - first == len(batch) else batch.take(pa.array(wanted[first:last] - start))
+          if last == len(wanted):
+            return
+        start = stop
+    if start != rows:
+      raise ValueError(f"row group {group} has {start} rows in place of {rows}")
+
+
+def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> ParquetRows:
+  """The rows of a Parquet file.
+
+  Raises:
+    AnystepError: 65 `file_container` where it is none, or not all of one; 78 as `ParquetRows`.
+  """
+  try:
+    return ParquetRows(lambda: epath.Path(path).open("rb"), path, columns=columns)
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.DATA,
+      "file_container",
+      path=path,
+      expected="a Parquet file, and all of it",
+      got=str(error),
+      fix="fetch or write the file anew",
+    ) from error
+
+
+def _serialized(columns: Mapping[str, Ragged | np.ndarray]) -> list[bytes]:
+  data, ends = serialize_examples(columns)
+  content, stops = data.tobytes(), ends.tolist()
+  return [content[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]

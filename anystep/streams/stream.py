@@ -1,0 +1,380 @@
+"""A stream of batches: what the plan says, read, transformed and converted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from etils import epath
+
+from anystep.caches.cache import Cache, open_cache
+from anystep.errors import AnystepError, ExitCode
+from anystep.features.converters import FeatureConverter, PassThroughConverter, Rows
+from anystep.forks import start_anew_in_children
+from anystep.plans.plan import PADDING_TASK, BatchRows, Plan, checked_step
+from anystep.plans.tombstones import without_loss
+from anystep.plans.wanted_rows import rows_by_batch_size
+from anystep.records.parsing import Batch, Ragged, padding
+from anystep.streams.memory import keep_freed_memory
+from anystep.streams.read_ahead import Making, ReadAhead, run_uninterrupted
+from anystep.streams.record_reader import UnitRecords
+from anystep.streams.task_examples import TaskExamples
+from anystep.transforms.transform import Transform, Transforms, transforms_by_task
+
+__all__ = ["Stream", "find_cache", "open_stream"]
+
+STATE_VERSION = 1
+# Rows that are read and parsed at a time ahead of need: 1,024 cost a quarter less each than 256.
+_ROWS_AT_A_TIME = 1024
+_CLOSING_SECONDS = 0.8
+# Some steps, which rows of them are no padding, `(rows,) bool` each, and the records of those.
+_Read: TypeAlias = tuple[range, list[np.ndarray], UnitRecords]
+
+
+def open_stream(
+  plan: Plan,
+  cache_dirs: epath.PathLike | Iterable[epath.PathLike] | Mapping[str, Cache],
+  *,
+  rows: slice | Iterable[int] | tuple[int, int] = slice(None),
+  feature_converter: FeatureConverter | None = None,
+  transforms: Transforms | None = None,
+  prefetch_batches: int = 16,
+) -> Stream:
+  """Opens the batches of a plan.
+
+  Args:
+    plan: which units are in which row of which step.
+    cache_dirs: roots to look for the tasks' caches in, the first that has one is taken; or the caches
+      themselves, by task.
+    rows: the rows wanted of every batch: a slice, row numbers, a mask with a bool for each row of a batch, or
+      (host, host count) for a contiguous share.
+    feature_converter: makes the model's features; by default features stay as the transforms leave them,
+      those that the plan has a length for cut and filled to it.
+    transforms: by task name, what its examples go through at reading, one or several in order; what the
+      plan was started with, where it has unit tables. A table that is not there is made anew.
+    prefetch_batches: batches made ahead in background threads, several at a time; 0 makes each when it is
+      asked for.
+
+  Raises:
+    AnystepError: 66 and 65 as `open_cache`; 76 where caches or transforms are not those the plan was made
+      for; 78 as `transforms_by_task`, `feature_converter`, `prefetch_batches`, `rows` where hosts cannot
+      share a batch, `mixture_features` where tasks have no features in common.
+  """
+  if isinstance(cache_dirs, Mapping):
+    caches = dict(cache_dirs)
+  else:
+    roots = [cache_dirs] if isinstance(cache_dirs, (str, os.PathLike)) else list(cache_dirs)
+    caches = {name: find_cache(roots, name, plan.split) for name in plan.tasks}
+  missing = sorted(plan.tasks.keys() - caches.keys())
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "task_unknown",
+      expected=f"caches of {', '.join(plan.task_names)}",
+      got=", ".join(sorted(caches)),
+      fix=f"give the caches of {', '.join(missing)} too",
+    )
+  if type(prefetch_batches) is not int or prefetch_batches < 0:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "prefetch_batches",
+      expected="a whole number >= 0",
+      got=repr(prefetch_batches),
+      fix="give the number of batches that are made ahead, or 0",
+    )
+  _check_converter(feature_converter)
+  by_task = transforms_by_task(transforms, plan.tasks, others=caches)
+  known = {name: transform for name, transform in by_task.items() if name in plan.tasks}
+  return Stream(
+    plan.on_caches(caches, known),
+    {name: caches[name] for name in plan.tasks},
+    rows=rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
+    feature_converter=feature_converter or PassThroughConverter(),
+    transforms=known,
+    prefetch_batches=prefetch_batches,
+  )
+
+
+def _check_converter(converter: object) -> None:
+  """Refuses what cannot be called as our converters are, SeqIO's own among it."""
+  is_seqios = hasattr(converter, "get_model_feature_lengths")
+  if converter is not None and (is_seqios or isinstance(converter, type) or not callable(converter)):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_converter",
+      expected="a converter of this library, such as EncoderDecoderConverter()",
+      got=repr(converter),
+      fix="wrap SeqIO's: anystep.tasks.converters.native_converter(converter)"
+      if is_seqios
+      else "give an instance",
+    )
+
+
+def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
+  """The task's cache in the first root that has one.
+
+  Raises:
+    AnystepError: as `open_cache`; where no root has one, that of the first root.
+  """
+  missing: AnystepError | None = None
+  for root in roots:
+    try:
+      return open_cache(root, task, split)
+    except AnystepError as error:
+      if error.kind != "cache_missing":
+        raise
+      missing = missing or error
+  raise missing or AnystepError(
+    ExitCode.CONFIG, "cache_dirs", expected="at least one directory", got="none", fix="name a cache directory"
+  )
+
+
+class Stream(Iterator[Rows]):
+  """An iterator of batches that starts anywhere; made by `open_stream`.
+
+  The batch of a step depends on the plan and the step alone, so the state is the step. Whatever interrupts
+  it, and wherever, the batches that follow are those from `step` on. Threads may share it: each step goes to
+  one of them.
+
+  Attributes:
+    plan: the plan.
+    step: the step of the batch that `next` gives.
+  """
+
+  def __init__(
+    self,
+    plan: Plan,
+    caches: Mapping[str, Cache],
+    *,
+    rows: Mapping[int, np.ndarray],
+    feature_converter: FeatureConverter,
+    transforms: Mapping[str, Transform],
+    prefetch_batches: int,
+  ):
+    keep_freed_memory()
+    self.plan = plan
+    self.step = 0
+    self._rows = rows
+    self._feature_converter = feature_converter
+    self._examples = TaskExamples(plan, caches, transforms, shards_touched=_shards_touched(plan, rows))
+    self._prefetch_batches = prefetch_batches
+    self.start_anew()
+    start_anew_in_children(self)
+
+  def start_anew(self) -> None:
+    """Forgets the threads and what they make ahead, as a forked process must."""
+    # Who takes a batch and goes on a step. It may be taken again: by signal handlers, in between.
+    self._lock = threading.RLock()
+    self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
+
+  def __next__(self) -> Rows:
+    if self._lock._is_owned():  # type: ignore[attr-defined]
+      raise ValueError("next() within next(): a signal's handler may seek or close a stream, not read it")
+    taken = None
+    try:
+      with self._lock:
+        batch, sought = None, None
+        while sought != self.step:
+          # Again where a signal's handler sought another step meanwhile.
+          sought = self.step
+          batch = self._next_at(sought)
+        if batch is not None:
+          taken, self.step = sought, sought + 1
+      if batch is not None:
+        # Still in here: whoever is interrupted before the batch is returned has not had it.
+        return batch
+    except BaseException as error:
+      # Interrupted after the batch was taken, and nobody has it: the step is the next one again.
+      with self._lock:
+        if taken is not None and self.step == taken + 1:
+          self.step = taken
+      if isinstance(error, StopIteration):
+        # Of a transform or a converter: a loop would end as if the data had.
+        raise RuntimeError(f"making the batch of step {self.step} raised StopIteration") from error
+      raise
+    self.close()
+    raise StopIteration
+
+  def _next_at(self, step: int) -> Rows | None:
+    """The batch of a step, ahead of need if it is there; None after the last."""
+    num_steps = self.plan.num_steps
+    if num_steps is not None and step >= num_steps:
+      return None
+    self.plan.readable_step(step)
+    batch = None
+    if self._ahead:
+      making = Making(self._read, self._converted, self._steps_together)
+      batch = self._ahead.take(step, num_steps, making)
+    return self.batch(step) if batch is None else batch
+
+  def batch(self, step: int) -> Rows:
+    """The batch of any step, whatever was read before.
+
+    Raises:
+      AnystepError, ValueError, TypeError: as `Plan.batch`; 65 and 74 where files are not what was written.
+    """
+    step = self.plan.readable_step(step)
+    (batch,) = self._make(range(step, step + 1))
+    return batch
+
+  def _make(self, steps: range) -> list[Rows]:
+    """The batches of some steps, read and parsed together."""
+    return self._converted(self._read(steps))
+
+  def _read(self, steps: range) -> _Read:
+    units = [self.plan.units(step, self.rows_at(step)) for step in steps]
+    real = [np.ones(len(task), bool) if known is None else known for task, _, known in units]
+    all_real = np.concatenate(real)
+    task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
+    return steps, real, self._examples.read(task, unit)
+
+  def _steps_together(self, step: int) -> int:
+    """How many steps are made together ahead of need, from one on."""
+    rows = max(len(self.rows_at(step)), 1)
+    return max(min(_ROWS_AT_A_TIME // rows, self._prefetch_batches // 2), 1)
+
+  def _converted(self, read: _Read) -> list[Rows]:
+    """The batches that records were read for."""
+    steps, real, records = read
+    examples, counts = self._examples.examples(records)
+    example_stops = row_stops = np.cumsum([np.count_nonzero(own) for own in real])
+    own_counts: Sequence[np.ndarray | None] = [None] * len(real)
+    if counts is not None:
+      own_counts = np.split(counts, row_stops[:-1])
+      example_stops = np.append(0, np.cumsum(counts))[row_stops]
+    parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
+    silent: Sequence[np.ndarray | None] = [None] * len(real)
+    if self.plan.tombstones:
+      since = np.split(self._examples.silent_since(records.where), example_stops[:-1])
+      silent = [first <= step for first, step in zip(since, steps, strict=True)]
+    return [
+      self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k], silent[k])
+      for k in range(len(real))
+    ]
+
+  def rows_at(self, step: int) -> np.ndarray:
+    """The rows of a step's batch that this stream makes, `(rows,) int64`."""
+    return self._rows[self.plan.segment_at(step).batch_size]
+
+  def examples(self, planned: BatchRows) -> tuple[Batch, np.ndarray | None]:
+    """The examples of planned rows as the transforms leave them, padding rows left out.
+
+    Returns:
+      The examples, and how many each row has, `(real rows,) int64`; None where rows are not packed.
+    """
+    real = planned.task != PADDING_TASK
+    return self._examples.examples(self._examples.read(planned.task[real], planned.unit[real]))
+
+  def convert(
+    self,
+    examples: Batch,
+    real: np.ndarray,
+    counts: np.ndarray | None = None,
+    silent: np.ndarray | None = None,
+  ) -> Rows:
+    """The model's features of rows, with zeros in those that are not real.
+
+    Args:
+      examples: of the real rows. counts: how many each has, as `examples` gives them.
+      real: which rows are no padding, `(rows,) bool`.
+      silent: which examples have no loss weight, `(examples,) bool`; None for none.
+    """
+    converted = self._feature_converter(examples, self.plan.feature_lengths, counts)
+    if silent is not None:
+      converted = without_loss(converted, silent, counts)
+    return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
+
+  def seek(self, step: int) -> None:
+    """Makes `step` the next one; at or after the end of the data, `next` ends.
+
+    Raises:
+      AnystepError: 78 `step_too_large`.
+      ValueError, TypeError: as `Plan.segment_at`.
+    """
+    step = checked_step(step)
+    self.plan.segment_at(step).check_step(step)
+    with self._lock:
+      if self._ahead:
+        self._ahead.forget()
+      self.step = step
+
+  def get_state(self) -> dict[str, int]:
+    """Where the stream stands."""
+    return {"version": STATE_VERSION, "step": self.step}
+
+  def set_state(self, state: Mapping[str, int]) -> None:
+    """Goes where another stream of the same plan stood.
+
+    Raises:
+      AnystepError: 76 `stream_state` for a state of another form.
+    """
+    is_state = isinstance(state, Mapping) and state.keys() == {"version", "step"}
+    step = state["step"] if is_state and state["version"] == STATE_VERSION else None
+    if type(step) is not int or step < 0:
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "stream_state",
+        expected={"version": STATE_VERSION, "step": "an int >= 0"},
+        got=state,
+        fix="restore a state that this version's get_state made",
+      )
+    self.seek(step)
+
+  def close(self) -> None:
+    """Stops the background threads and lets go of what was read ahead; `next` would start anew.
+
+    Takes a second at most: a read that lasts longer ends by itself, and what it leaves behind goes with it.
+    """
+    join = self._ahead.close() if self._ahead else None
+
+    def finish() -> None:
+      if join:
+        join()
+      self._examples.close()
+
+    # A slow read holds the locks that this takes.
+    run_uninterrupted(finish, seconds=_CLOSING_SECONDS)
+
+  def __enter__(self) -> Stream:
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    self.close()
+
+
+def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> Sequence[np.ndarray | Ragged]:
+  """Views of the rows up to each stop."""
+  if len(stops) == 1:
+    return [feature]
+  bounds = [0, *stops.tolist()]
+  return [feature[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragged:
+  """Rows where they are real, zeros, or for a ragged feature nothing, where they are padding."""
+  if isinstance(values, Ragged):
+    lengths = np.zeros(len(real), np.int64)
+    lengths[real] = values.lengths
+    return Ragged(values.values, lengths)
+  spread = padding((len(real), *values.shape[1:]), values.dtype)
+  spread[real] = values
+  return spread
+
+
+def _shards_touched(plan: Plan, rows: Mapping[int, np.ndarray]) -> dict[str, int]:
+  """By task, the most shards that the rows come from within an epoch of a segment."""
+  touched = dict.fromkeys(plan.tasks, 0)
+  for segment in plan.segments:
+    lanes = np.unique(rows[segment.batch_size] // segment.stripes_per_step)
+    for name in segment.tasks:
+      # A lane takes every M-th unit: one residue class of shards mod gcd(M, S). Of unequal shards, any.
+      num_shards = plan.tasks[name].num_shards
+      classes = 1 if name in plan.shard_units else math.gcd(segment.lanes, num_shards)
+      own_shards = len(np.unique(lanes % classes)) * num_shards // classes
+      touched[name] = max(touched[name], own_shards)
+  return touched

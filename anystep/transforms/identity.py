@@ -1,0 +1,241 @@
+"""Values, functions among them, as JSON that is the same wherever and whenever they are the same."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import math
+import os
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anystep.earlier_names import known_as
+
+
+def describe(value: Any) -> Any:
+  """A value as JSON that is the same in every process: functions by name, captured values and source.
+
+  >>> describe(functools.partial(len, 3))
+  {'partial': 'builtins.len', 'args': [3], 'kwargs': {}}
+  >>> describe({"b": 1, "a": (2.5, None)})
+  {'a': [2.5, None], 'b': 1}
+  """
+  return _describe(value, ())
+
+
+def _describe(value: Any, seen: tuple[int, ...]) -> Any:
+  if isinstance(value, float) and not math.isfinite(value):
+    return {"float": str(value)}
+  if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
+    return value
+  if id(value) in seen:
+    return {"seen": type(value).__qualname__}
+  again = functools.partial(_describe, seen=(*seen, id(value)))
+  if isinstance(value, enum.Enum):
+    return {"enum": f"{_qualified_name(type(value))}.{value.name}"}
+  if isinstance(value, bytes):
+    return {"bytes_sha256": hashlib.sha256(value).hexdigest()}
+  if isinstance(value, np.ndarray) and value.dtype.hasobject:
+    return {"array": "objects", "values": again(value.tolist())}
+  if isinstance(value, (np.ndarray, np.generic)):
+    return {"array": str(value.dtype), "shape": list(value.shape), "sha256": _sha256(value.tobytes())}
+  if isinstance(value, Mapping):
+    return {str(key): again(item) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))}
+  if isinstance(value, (list, tuple)):
+    return [again(item) for item in value]
+  if isinstance(value, (set, frozenset)):
+    return {"set": sorted((again(item) for item in value), key=str)}
+  if isinstance(value, functools.partial):
+    return {"partial": again(value.func), "args": again(value.args), "kwargs": again(value.keywords)}
+  if isinstance(value, _seqio_class("Vocabulary")):
+    return _vocabulary(value)
+  if isinstance(value, _seqio_class("Feature")):
+    return _feature(value)
+  if isinstance(value, types.MethodType):
+    return {"method": again(value.__func__), "of": again(value.__self__)}
+  if isinstance(value, types.FunctionType):
+    return _function(value, again)
+  if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
+    return _qualified_name(value)
+  if dataclasses.is_dataclass(value):
+    fields = {field.name: again(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {"object": _qualified_name(type(value)), "fields": fields}
+  if hasattr(value, "numpy"):
+    return again(np.asarray(value))
+  return _object(value, again)
+
+
+def _object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
+  """An object by its class, its attributes or else its repr, and its code where it can be called."""
+  described: dict[str, Any] = {"object": _qualified_name(type(value))}
+  if hasattr(value, "__dict__"):
+    described["fields"] = again(vars(value))
+  elif type(value).__repr__ is not object.__repr__:
+    described["repr"] = repr(value)
+  if callable(value) and isinstance(type(value).__call__, types.FunctionType):
+    described["call"] = again(type(value).__call__)
+  return described
+
+
+def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict[str, Any]:
+  """A function by name, captured and default values and source; of a decorated one, what it wraps."""
+  inner = inspect.unwrap(function)
+  layers, layer = [], function
+  while True:
+    captured = inspect.getclosurevars(layer).nonlocals if layer.__closure__ else {}
+    layers.append(
+      {
+        name: again(item)
+        for name, item in sorted(captured.items())
+        if item is not getattr(layer, "__wrapped__", None)
+      }
+    )
+    if layer is inner:
+      break
+    layer = layer.__wrapped__  # type: ignore[attr-defined]
+  described = {
+    "function": _qualified_name(inner),
+    "captured": layers,
+    "defaults": again([inner.__defaults__, inner.__kwdefaults__]),
+    "source": function_source(inner),
+  }
+  bound = _bound_by_gin(function)
+  return {**described, "gin": bound} if bound else described
+
+
+def _bound_by_gin(function: types.FunctionType) -> dict[str, str]:
+  """The arguments that a gin configuration gives a function; none where gin is not used or knows no such."""
+  gin = sys.modules.get("gin")
+  if gin is None:
+    return {}
+  try:
+    bindings = gin.get_bindings(function, resolve_references=False)
+  except ValueError:
+    return {}
+  return {name: repr(value) for name, value in sorted(bindings.items())}
+
+
+@functools.cache
+def _parsed(file: str) -> ast.Module | None:
+  try:
+    with open(file, encoding="utf-8") as source:
+      return ast.parse(source.read())
+  except (OSError, SyntaxError):
+    return None
+
+
+def function_source(function: types.FunctionType) -> str:
+  """The source as `ast.unparse` gives it without docstrings; the bytecode's sha256 where there is none."""
+  code = function.__code__
+  tree = _parsed(inspect.getsourcefile(function) or "")
+  nodes = [
+    node
+    for node in (ast.walk(tree) if tree else ())
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) == code.co_firstlineno
+    and getattr(node, "name", "<lambda>") == code.co_name
+  ]
+  if len(nodes) > 1:
+    columns = {column for _, _, column, _ in code.co_positions() if column is not None}
+    nodes = [node for node in nodes if _body_column(node) in columns] or nodes
+  if not nodes:
+    return "bytecode:" + _sha256(repr(_code_parts(code)).encode())
+  return ast.unparse(_without_docstrings(nodes[0]))
+
+
+def class_source(kind: type) -> str:
+  """The source of a class as `ast.unparse` gives it without docstrings; nothing where there is none."""
+  try:
+    return ast.unparse(_without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(kind)))))
+  except (OSError, TypeError, SyntaxError):
+    return ""
+
+
+def _code_parts(code: types.CodeType) -> list[Any]:
+  constants = [_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+  return [code.co_code, code.co_names, constants]
+
+
+def _body_column(node: Any) -> int:
+  body = node.body[0] if isinstance(node.body, list) else node.body
+  return body.col_offset
+
+
+def _without_docstrings(node: ast.AST) -> ast.AST:
+  copy = ast.parse(ast.unparse(node))
+  for inner in ast.walk(copy):
+    body = getattr(inner, "body", None)
+    if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(
+      inner, clean=False
+    ):
+      inner.body = body[1:] or [ast.Pass()]  # type: ignore[index]
+  return copy
+
+
+def _seqio_class(name: str) -> Any:
+  """A class of SeqIO for `isinstance`; none where SeqIO is not loaded, for then no value is of it."""
+  return getattr(sys.modules.get("seqio"), name, ())
+
+
+def _feature(feature: Any) -> dict[str, Any]:
+  return {
+    "class": _qualified_name(type(feature)),
+    "vocabulary": _vocabulary(feature.vocabulary),
+    "add_eos": feature.add_eos,
+    "required": feature.required,
+    "dtype": feature.dtype.name if hasattr(feature.dtype, "name") else str(feature.dtype),
+    "rank": feature.rank,
+  }
+
+
+def _vocabulary(vocabulary: Any) -> dict[str, Any]:
+  described = {
+    "class": _qualified_name(type(vocabulary)),
+    "size": vocabulary.vocab_size,
+    "extra_ids": vocabulary.extra_ids,
+    "pad_id": vocabulary.pad_id,
+    "eos_id": vocabulary.eos_id,
+    "unk_id": vocabulary.unk_id,
+  }
+  if isinstance(vocabulary, _seqio_class("SentencePieceVocabulary")):
+    return described | {"content_sha256": _sha256(vocabulary.sp_model)}
+  if hasattr(type(vocabulary), "content_sha256") and hasattr(type(vocabulary), "special_tokens"):
+    # A vocabulary that says itself what file it is made of, and how that is read.
+    return described | {
+      "content_sha256": vocabulary.content_sha256,
+      "special_tokens": describe(vocabulary.special_tokens),
+    }
+  if type(vocabulary) in (_seqio_class("ByteVocabulary"), _seqio_class("PassThroughVocabulary")):
+    return described
+  return described | {"values": _plain_attributes(vocabulary)}
+
+
+def _plain_attributes(vocabulary: Any) -> dict[str, Any]:
+  """What a vocabulary of another kind is made of: its plain values, files by their content."""
+  attributes = {}
+  for name, value in sorted(vars(vocabulary).items()):
+    if isinstance(value, str) and os.path.isfile(value):
+      with open(value, "rb") as file:
+        attributes[name] = _sha256(file.read())
+    elif isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)):
+      attributes[name] = describe(value)
+  return attributes
+
+
+def _qualified_name(value: Any) -> str:
+  name = getattr(value, "__qualname__", None) or value.__name__
+  module = getattr(value, "__module__", None)
+  return f"{known_as(module)}.{name}" if module else name
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()

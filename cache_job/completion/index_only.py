@@ -1,0 +1,283 @@
+"""Layout `as_is`: the files of a task's source described where they are, nothing copied."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import mmap
+import os
+import re
+import struct
+
+import numpy as np
+import seqio
+from etils import epath
+
+from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.planning.task_work import task_fingerprint
+from anystep.cache_job.preprocessing.example_checks import known_features
+from anystep.cache_job.state.split_job import SplitJob
+from anystep.caches.manifest import AS_IS, Feature, FileEntry, Manifest, SourceShard
+from anystep.containers import containers
+from anystep.containers.array_record_library import open_reader
+from anystep.containers.checked_file import part_checksums, part_table
+from anystep.errors import AnystepError, ExitCode
+from anystep.files import names, storage
+from anystep.records.arrow_columns import check_same_columns
+from anystep.records.parquet_rows import open_parquet
+from anystep.records.parsing import parse_example
+from anystep.tasks.sources.in_place import files_of
+
+# Of a TFRecord: the length of its data and that length's checksum before it, the data's checksum after it.
+_LENGTH = struct.Struct("<Q")
+_FRAME_BYTES = 16
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Scan:
+  """A source file: its records, and what its container makes known of it.
+
+  Attributes:
+    options: what the writer of an ArrayRecord file was told.
+    group_records: records that are read at a time; 0 where nothing says so.
+    offsets: of a TFRecord file's records, `(records,) uint64`.
+  """
+
+  path: epath.Path
+  container: str
+  records: int
+  options: str = ""
+  group_records: int = 0
+  offsets: np.ndarray | None = None
+
+
+def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifest:
+  """Describes the files of a split of the task's source; tables of offsets go to the job's directory.
+
+  Raises:
+    AnystepError: 78 `file_outside_root`, `source_decodes`, `feature_form`, `files_differ`; 65
+      `file_container`, `column_null`; 77 `file_name`.
+  """
+  files = files_of(task.source, job.split)
+  record_names = [_record_name(job, options.cache_dir, shard, path) for shard, path in enumerate(files)]
+  scans = [_scan(epath.Path(path)) for path in files]
+  for scan in scans:
+    if scan.container != scans[0].container:
+      raise _other_container(scan.path, f"{scans[0].container}, as {scans[0].path.name}")
+  features = known_features(task.source.get_dataset(split=job.split, shuffle=False).element_spec, job.task)
+  if scans[0].container == containers.PARQUET:
+    _check_columns(job, scans, features)
+  _check_examples(task, job, scans, features)
+  epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
+  record_files, offsets_files = [], []
+  for shard, (scan, name) in enumerate(zip(scans, record_names, strict=True)):
+    entry, offsets = _described(scan, name)
+    record_files.append(entry)
+    if offsets is not None:
+      offsets_files.append(_offsets_entry(job, shard, scan, offsets, num_shards=len(files)))
+  return Manifest(
+    layout=AS_IS,
+    task=job.task,
+    split=job.split,
+    seed=job.seed,
+    num_examples=sum(scan.records for scan in scans),
+    num_shards=len(scans),
+    block_records=max(scan.group_records for scan in scans) or options.block_records,
+    container=scans[0].container,
+    container_options=scans[0].options,
+    features=features,
+    record_files=record_files,
+    lengths_files=[],
+    offsets_files=offsets_files,
+    description_files=[],
+    source_shards=[SourceShard(name=entry.name, examples=entry.records) for entry in record_files],
+    fingerprint=task_fingerprint(task, job),
+    cache_at=job.cache_at,
+  )
+
+
+def _record_name(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+  """A file's name relative to the root, as manifests have it: of a link, where the file is not below."""
+  try:
+    relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(root))
+  except ValueError:
+    return _link_below(job, root, shard, path)
+  return names.check_record_name(relative.as_posix())
+
+
+def _link_below(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+  """Makes a link below the root to a file elsewhere; returns its name there."""
+  if storage.is_remote(path):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "file_outside_root",
+      path=path,
+      expected=f"a file below {root}",
+      fix="name a root above the files with --output_cache_dir: a store has no links",
+    )
+  file = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(path))
+  name = "/".join(["linked", *job.task.split(":"), f"{job.split}-{shard:05d}-{file}"])
+  link = names.record_path(root, name)
+  link.parent.mkdir(parents=True, exist_ok=True)
+  attempt = storage.attempt_path(link)
+  os.symlink(os.path.abspath(path), attempt)
+  os.replace(attempt, link)
+  return name
+
+
+def _scan(path: epath.Path) -> _Scan:
+  if _begins_as_parquet(path):
+    rows = open_parquet(path, columns=())
+    # A row group is decoded at a time; blocks of the largest one's rows need no more than two.
+    group_records = int(rows.group_rows.max(initial=0))
+    return _Scan(path=path, container=containers.PARQUET, records=len(rows), group_records=group_records)
+  # A reader of another file says so when it is asked, and raises where it is closed.
+  try:
+    reader = open_reader(path)
+    is_array_record = reader.ok()
+  except (ValueError, RuntimeError) as error:
+    # Of a footer that promises more chunks than fit in memory.
+    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole") from error
+  if not is_array_record:
+    offsets = _tfrecord_offsets(path)
+    return _Scan(path=path, container=containers.TFRECORD, records=len(offsets), offsets=offsets)
+  records, options = reader.num_records(), reader.writer_options_string() or ""
+  reader.close()
+  group_size = re.search(r"group_size:(\d+)", options)
+  return _Scan(
+    path=path,
+    container=containers.ARRAY_RECORD,
+    records=records,
+    options=options,
+    group_records=int(group_size.group(1)) if group_size else 0,
+  )
+
+
+def _begins_as_parquet(path: epath.Path) -> bool:
+  with path.open("rb") as file:
+    return file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+
+
+def _tfrecord_offsets(path: epath.Path) -> np.ndarray:
+  """Where each record's framing starts, `(records,) uint64`; the frames must end where the file does."""
+  offsets, position, size = array.array("Q"), 0, path.stat().length
+  if size:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+      while position + _LENGTH.size <= size:
+        offsets.append(position)
+        position += _FRAME_BYTES + _LENGTH.unpack_from(content, position)[0]
+  if position != size:
+    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole")
+  return np.array(offsets, np.uint64)
+
+
+def _other_container(path: epath.Path, expected: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "file_container",
+    path=path,
+    expected=expected,
+    fix="convert or mend the file, or cache the task without --index_only",
+  )
+
+
+def _check_columns(job: SplitJob, scans: list[_Scan], features: dict[str, Feature]) -> None:
+  """Refuses files whose rows are not all records with the source's features."""
+  first: dict[str, Feature] | None = None
+  for scan in scans:
+    try:
+      rows = open_parquet(scan.path, columns=sorted(features))
+    except AnystepError as error:
+      if error.kind == "column_missing" and first is None:
+        raise _decodes(job, scan.path, f"feature {error.fields['feature']}, which no column is") from error
+      raise
+    first = first or rows.features
+    check_same_columns(scan.path, rows.features, expected=first)
+    rows.check_records()
+
+
+def _check_examples(
+  task: seqio.Task, job: SplitJob, scans: list[_Scan], features: dict[str, Feature]
+) -> None:
+  """Compares the first example as the source gives it with the record: a source may do more than read."""
+  scan = next((scan for scan in scans if scan.records), None)
+  if scan is None:
+    return
+  record = _first_record(scan, features)
+  expected = _first_example(task, job)
+  try:
+    found = parse_example(record, features)
+    same = expected is not None and all(_same(found[name], value) for name, value in expected.items())
+  except AnystepError:
+    same = False
+  if not same:
+    raise _decodes(job, scan.path, "something else than the first record")
+
+
+def _first_example(task: seqio.Task, job: SplitJob) -> dict[str, np.ndarray] | None:
+  """The source's first example; None where it has none."""
+  # A source's shards may be parts of files.
+  for shard in range(len(job.source_shards)):
+    shard_info = seqio.ShardInfo(index=shard, num_shards=len(job.source_shards))
+    dataset = task.source.get_dataset(split=job.split, shuffle=False, shard_info=shard_info)
+    for example in dataset.take(1).as_numpy_iterator():
+      return example
+  return None
+
+
+def _first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
+  if scan.container == containers.PARQUET:
+    (record,) = open_parquet(scan.path, columns=sorted(features)).read_records(np.array([0]))
+    return record
+  blocks = containers.open_blocks(
+    scan.container, scan.path, num_records=scan.records, block_records=1, offsets=scan.offsets
+  )
+  try:
+    (record,) = blocks.read_records([0])
+  finally:
+    blocks.close()
+  return record
+
+
+def _same(one: object, other: object) -> bool:
+  """Whether two values are the same, NaNs by their bits."""
+  one, other = np.asarray(one), np.asarray(other)
+  if one.dtype.hasobject or one.shape != other.shape:
+    return np.array_equal(one, other)
+  return one.tobytes() == other.tobytes()
+
+
+def _decodes(job: SplitJob, path: epath.Path, got: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.CONFIG,
+    "source_decodes",
+    task=job.task,
+    split=job.split,
+    path=path,
+    expected="a source that gives the features of its files' records, or rows, as they are",
+    got=got,
+    fix="cache the task without --index_only",
+  )
+
+
+def _described(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
+  """A file's entry and its table of offsets, where its container needs one; all of it is read once."""
+  checksums: list[int] = []
+
+  def see(piece: bytes) -> None:
+    if scan.container == containers.PARQUET:
+      checksums.extend(part_checksums(piece))
+
+  entry = FileEntry.of_file(scan.path, name=name, records=scan.records, see=see)
+  return entry, part_table(checksums) if scan.container == containers.PARQUET else scan.offsets
+
+
+def _offsets_entry(
+  job: SplitJob, shard: int, scan: _Scan, offsets: np.ndarray, *, num_shards: int
+) -> FileEntry:
+  name = names.offsets_name(job.split, shard, num_shards, container=scan.container)
+  path = epath.Path(job.directory) / name
+  with storage.new_file(path) as file:
+    np.save(file, offsets, allow_pickle=False)
+  return FileEntry.of(path.name, len(offsets), path.read_bytes())

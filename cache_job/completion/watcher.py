@@ -1,0 +1,102 @@
+"""How far a job is, wherever its workers run, seen from what they leave in its directories."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from anystep.cache_job.shuffle.spill import find_spill, progress_path
+from anystep.cache_job.state.split_job import SplitJob, find_plan, finished_items, source_ranges
+from anystep.errors import AnystepError
+from anystep.programs.progress import Progress
+
+_POLL_SECONDS = 0.5
+_Item = tuple[SplitJob, int]
+
+
+class Watcher:
+  """Shows how far the workers of some splits are, while it is entered."""
+
+  def __init__(self, jobs: Sequence[SplitJob]):
+    self._jobs = jobs
+    self._stopped = threading.Event()
+    self._thread = threading.Thread(target=self._watch, name="anystep-cache-progress", daemon=True)
+
+  def __enter__(self) -> None:
+    self._thread.start()
+
+  def __exit__(self, *exc_info: object) -> None:
+    self._stopped.set()
+    self._thread.join()
+
+  def _watch(self) -> None:
+    # What cannot be read now the job's own workers and parent tell of.
+    with contextlib.suppress(AnystepError, OSError, ValueError):
+      self._watch_all()
+
+  def _watch_all(self) -> None:
+    counted = [job for job in self._jobs if job.range_examples is not None]
+    shards = [(job, k) for job in counted for k in range(len(job.source_shards))]
+    if counted and not self._follow("count", "source shards", "count", shards):
+      return
+    sources = [(job, source.number) for job in self._jobs for source in source_ranges(job)]
+    if not self._follow("preprocess", "source shards", "spill", sources, examples=_ExampleCounts()):
+      return
+    # Whoever is last to finish a spill goes on to plan.
+    while not self._stopped.is_set() and any(find_plan(job) is None for job in self._jobs):
+      self._stopped.wait(_POLL_SECONDS)
+    plans = [(job, plan) for job in self._jobs if (plan := find_plan(job)) is not None]
+    groups = [(job, group) for job, plan in plans for group in range(len(plan.groups))]
+    written = [(job, shard) for job, plan in plans for shard in range(plan.num_shards)]
+    if self._follow("sort", "groups", "sorted", groups):
+      self._follow("write", "shards", "final", written)
+
+  def _follow(
+    self,
+    description: str,
+    unit: str,
+    kind: str,
+    items: Sequence[_Item],
+    *,
+    examples: Callable[[Sequence[_Item], Sequence[_Item]], int] | None = None,
+  ) -> bool:
+    """Shows progress until all items are finished or the job ends; returns whether they are."""
+    wanted = {(job.directory, number): (job, number) for job, number in items}
+    finished = self._finished(kind)
+    with Progress(description, total=len(items), unit=unit, start=len(finished & wanted.keys())) as progress:
+      while True:
+        stopped = self._stopped.wait(_POLL_SECONDS if finished < wanted.keys() else 0)
+        finished = self._finished(kind) & wanted.keys()
+        facts = {}
+        if examples is not None:
+          running = [wanted[key] for key in wanted.keys() - finished]
+          facts = {"examples": f"{examples([wanted[key] for key in finished], running):,}"}
+        progress.update(len(finished), **facts)
+        if stopped or len(finished) == len(wanted):
+          return len(finished) == len(wanted)
+
+  def _finished(self, kind: str) -> set[tuple[str, int]]:
+    """Finished items of a kind; one look at each directory, however many they are."""
+    return {(job.directory, number) for job in self._jobs for number in finished_items(job)[kind]}
+
+
+class _ExampleCounts:
+  """Examples so far; a finished spill is read once."""
+
+  def __init__(self):
+    self._of_finished: dict[tuple[str, int], int] = {}
+
+  def __call__(self, finished: Sequence[_Item], running: Sequence[_Item]) -> int:
+    for job, number in finished:
+      if (job.directory, number) not in self._of_finished:
+        spill = find_spill(job, number)
+        self._of_finished[job.directory, number] = spill.examples if spill else 0
+    return sum(self._of_finished.values()) + sum(_heartbeat(*item) for item in running)
+
+
+def _heartbeat(job: SplitJob, number: int) -> int:
+  try:
+    return int(progress_path(job, number).read_text() or 0)
+  except FileNotFoundError:
+    return 0

@@ -1,0 +1,1 @@
+"""What there is to do: which tasks and splits, what they take, what is there already."""

@@ -1,0 +1,238 @@
+"""What a split's cache will take, about, from a few examples of its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import zstandard
+from etils import epath
+
+from anystep.cache_job.preprocessing.example_batches import ExampleBatches
+from anystep.cache_job.preprocessing.example_datasets import preprocessed_dataset
+from anystep.cache_job.preprocessing.seqio_caches import noted_examples
+from anystep.cache_job.shuffle.sorted_spills import bounded
+from anystep.cache_job.shuffle.spill import check_end, sequence_names
+from anystep.cache_job.state.failures import failure_of
+from anystep.cache_job.state.spill_files import SpilledRecords, spilled_bytes
+from anystep.cache_job.state.split_job import SourceRange, SplitJob
+from anystep.caches.manifest import default_num_shards
+from anystep.containers import containers
+from anystep.records.writing import serialize_examples
+
+_SAMPLE_EXAMPLES = 256
+# A source that does not know how many examples it has is counted so long.
+_COUNT_SECONDS = 0.5
+_COUNTED_AT_A_TIME = 1024
+# How files begin whose bytes are not their examples': gzip, bzip2, xz, zstandard, Parquet, ArrayRecord.
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1", b"\x83\xaf\x70\xd1")
+# ArrayRecord files are whole blocks, of which the last is for itself (array_record 0.8).
+_ARRAY_RECORD_BLOCK_BYTES = 1 << 16
+_CHUNK_HEADER_BYTES = 40
+_TABLE_HEADER_BYTES = 128
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+  """What a split's cache will take; all of it about.
+
+  Attributes:
+    examples: of the cache; None where nothing tells how many the source has.
+    cache_bytes: of the cache's files; where `examples` is None, of each example.
+    temporary_bytes: of what is written besides and removed at the end, likewise.
+  """
+
+  examples: int | None
+  cache_bytes: int
+  temporary_bytes: int
+
+  def __str__(self) -> str:
+    sizes = f"{human_bytes(self.cache_bytes)} and {human_bytes(self.temporary_bytes)} of temporary disk"
+    if self.examples is None:
+      return f"about {sizes} for each example, of which the source does not tell how many it has"
+    return f"about {_rounded(self.examples):,} example{'' if self.examples == 1 else 's'}, {sizes}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sample:
+  """Examples of the first source shard that has some.
+
+  Attributes:
+    source: what was taken of it.
+    source_examples: how many these are.
+    parts: what preprocessors made of them.
+    num_sequences: columns of lengths tables.
+  """
+
+  source: SourceRange
+  source_examples: int
+  parts: Sequence[SpilledRecords]
+  num_sequences: int
+
+  @property
+  def examples(self) -> int:
+    return sum(map(len, self.parts))
+
+
+def estimate_split(task: Any, job: SplitJob) -> Estimate | None:
+  """What a split's cache will take; nothing is written.
+
+  The preprocessors run on up to 256 examples, as the job would run them.
+
+  Args:
+    task: the registered task.
+    job: one of its splits, which is to be cached.
+
+  Returns:
+    None where no example came of the sample.
+
+  Raises:
+    AnystepError: what the job would end with at these examples.
+  """
+  try:
+    sample = _first_examples(task, job)
+    if sample is None or not sample.examples:
+      return None
+    source_examples = _source_examples(task, job, sample)
+  except Exception as error:
+    raise failure_of(error, job) from error
+  examples = None
+  if source_examples is not None:
+    examples = round(source_examples * sample.examples / sample.source_examples)
+  # Everything is written once as it comes, and once sorted by shards.
+  temporary_bytes = 2 * spilled_bytes(sample.parts) / sample.examples
+  if examples is None:
+    cache_bytes = _example_bytes(job, sample)
+  else:
+    cache_bytes, temporary_bytes = _cache_bytes(job, sample, examples), examples * temporary_bytes
+  return Estimate(examples=examples, cache_bytes=round(cache_bytes), temporary_bytes=round(temporary_bytes))
+
+
+def human_bytes(size: int) -> str:
+  """A number of bytes for people.
+
+  >>> human_bytes(900), human_bytes(1536), human_bytes(3 << 30), human_bytes(5 << 50)
+  ('900 B', '1.5 KiB', '3.0 GiB', '5,120.0 TiB')
+  """
+  if size < 1024:
+    return f"{size} B"
+  power = min((size.bit_length() - 1) // 10, 4)
+  return f"{size / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
+
+
+def _rounded(number: int) -> int:
+  """To three digits, for no more of them are known."""
+  return int(float(f"{number:.3g}"))
+
+
+def _first_examples(task: Any, job: SplitJob) -> _Sample | None:
+  for shard, name in enumerate(job.source_shards):
+    stop = min(_SAMPLE_EXAMPLES, job.range_examples or _SAMPLE_EXAMPLES)
+    source = SourceRange(number=shard, name=name, shard=shard, stop=stop)
+    batches = ExampleBatches(task, job, source)
+    parts = [records for _, records in batches]
+    check_end(task, job, batches)
+    # The preprocessors may have dropped some, or made several of one.
+    source_examples = sum(_counts(task, job, source))
+    if source_examples:
+      return _Sample(
+        source=source,
+        source_examples=source_examples,
+        parts=parts,
+        num_sequences=len(sequence_names(batches.features)),
+      )
+  return None
+
+
+def _source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | None:
+  """How many examples the source has; None where nothing tells."""
+  if job.seqio_cache is not None:
+    return noted_examples(job.seqio_cache, job.split)
+  known = task.source.num_input_examples(job.split)
+  if known is not None:
+    return known
+  deadline = time.monotonic() + _COUNT_SECONDS
+  counted: list[int] = []
+  for shard, name in enumerate(job.source_shards):
+    of_shard = 0
+    for count in _counts(task, job, SourceRange(number=shard, name=name, shard=shard)):
+      of_shard += count
+      if time.monotonic() > deadline:
+        return _by_file_sizes(task, job, sample, counted)
+    counted.append(of_shard)
+  return sum(counted)
+
+
+def _counts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
+  """How many examples the source gives, some at a time."""
+  dataset = preprocessed_dataset(task, job, source, num_steps=0)
+  known = int(dataset.cardinality())
+  if known >= 0:
+    yield known
+  else:
+    for ones in dataset.map(lambda *_: 1).batch(_COUNTED_AT_A_TIME):
+      yield len(ones)
+
+
+def _by_file_sizes(task: Any, job: SplitJob, sample: _Sample, counted: Sequence[int]) -> int | None:
+  """How many examples there are in files, of which the first few are counted."""
+  from anystep.tasks.sources.held_out_source import HELD_OUT_BEFORE
+
+  paths = [epath.Path(name.partition(HELD_OUT_BEFORE)[0]) for name in job.source_shards]
+  if not all(path.exists() for path in paths):
+    return None
+  sizes = [path.stat().length for path in paths]
+  if sum(counted):
+    return round(sum(sizes) * sum(counted) / sum(sizes[: len(counted)]))
+  with paths[sample.source.shard].open("rb") as file:
+    if file.read(8).startswith(_PACKED):
+      return None
+  source_bytes = _source_bytes(task, job, sample)
+  return None if not source_bytes else round(sum(sizes) * sample.source_examples / source_bytes)
+
+
+def _source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | None:
+  """What the sample takes in a file of lines, or of `tf.train.Example` records; None for something else."""
+  import tensorflow as tf
+
+  from anystep.tasks.tensors import from_tensors
+
+  dataset = preprocessed_dataset(task, job, sample.source, num_steps=0)
+  spec = dataset.element_spec
+  if spec == tf.TensorSpec([], tf.string):
+    return sum(len(line) + 1 for line in dataset.as_numpy_iterator())
+  if not isinstance(spec, dict) or not all(isinstance(s, tf.TensorSpec) for s in spec.values()):
+    return None
+  data, _ = serialize_examples(from_tensors(next(iter(dataset.ragged_batch(_SAMPLE_EXAMPLES)))))
+  return len(data)
+
+
+def _cache_bytes(job: SplitJob, sample: _Sample, examples: int) -> float:
+  """Of all files of a cache of so many examples."""
+  num_shards = job.num_shards or bounded(
+    default_num_shards(examples, job.block_records), job.min_shards, job.max_shards
+  )
+  size = examples * _example_bytes(job, sample) + num_shards * _TABLE_HEADER_BYTES
+  if job.container == containers.ARRAY_RECORD:
+    # Half of a file's last block but one is empty, and the last.
+    size += num_shards * 1.5 * _ARRAY_RECORD_BLOCK_BYTES
+  return size
+
+
+def _example_bytes(job: SplitJob, sample: _Sample) -> float:
+  """Of an example in the cache, without what files have once."""
+  records = [record for part in sample.parts for record in part.records()]
+  of_tables = 4 * sample.num_sequences
+  if job.container == containers.TFRECORD:
+    framing, offset = 16, 8
+    return sum(map(len, records)) / len(records) + framing + offset + of_tables
+  level = int(containers.container_options(job.container, job.block_records).rpartition(":")[2])
+  compressor = zstandard.ZstdCompressor(level=level)
+  chunks = [
+    b"".join(records[start : start + job.block_records])
+    for start in range(0, len(records), job.block_records)
+  ]
+  of_chunks = sum(len(compressor.compress(chunk)) + _CHUNK_HEADER_BYTES for chunk in chunks)
+  return of_chunks / len(records) + of_tables

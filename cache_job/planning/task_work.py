@@ -1,0 +1,403 @@
+"""What there is to do for a task: which splits to cache, and which are there already."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import seqio
+from etils import epath
+
+from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.planning.estimates import estimate_split
+from anystep.cache_job.planning.selection import check_splits
+from anystep.cache_job.preprocessing.bad_examples import source_unreadable
+from anystep.cache_job.preprocessing.example_checks import STOCK_DTYPES
+from anystep.cache_job.preprocessing.seqio_caches import cached_shards
+from anystep.cache_job.shuffle.sorted_spills import bounded
+from anystep.cache_job.state.split_job import SplitJob, find_state, finished_items
+from anystep.caches.cache import open_cache, read_completed
+from anystep.caches.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
+from anystep.containers.containers import TFRECORD
+from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.files import names, storage
+from anystep.files.json_files import parse_json
+from anystep.tasks.registry.fingerprint import (
+  SEQIO_CACHE,
+  cached_preprocessors,
+  check_reader,
+  fingerprint,
+  first_difference,
+  reader_part,
+)
+
+BUILDING = ".building"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskWork:
+  """What there is to do for a task.
+
+  Attributes:
+    task: the registered task.
+    directory: of its cache.
+    splits: those asked for.
+    jobs: the splits to cache.
+    kept: complete splits that stay as they are, with the sha256 of their manifests.
+    manifests: of the splits that were cached, once they are.
+    elsewhere: another root with a complete cache of the task, for which it is left out here.
+  """
+
+  task: seqio.Task
+  directory: epath.Path
+  splits: Sequence[str]
+  jobs: tuple[SplitJob, ...] = ()
+  kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  manifests: Mapping[str, Manifest] = dataclasses.field(default_factory=dict)
+  elsewhere: str | None = None
+
+  @property
+  def left_out(self) -> str:
+    """Why there is nothing to do."""
+    if self.elsewhere is not None:
+      return f"a complete cache is in {self.elsewhere}, left out (not so with --ignore_other_caches)"
+    return "the cache is complete, left as it is" if self.splits else "it has none of the splits, left out"
+
+  def outcome(self) -> list[str]:
+    """What was done, for people."""
+    if not self.jobs:
+      return [f"{self.task.name}: {self.left_out}"]
+    lines = [f"{self.task.name}: {'indexed' if self.jobs[0].layout == AS_IS else 'cached'}"]
+    for split, manifest in sorted(self.manifests.items()):
+      size = f"{sum(file.bytes for file in manifest.files) / 2**20:,.1f} MiB"
+      lines.append(f"  {split}: {manifest.num_examples:,} examples, {size} in {manifest.num_shards} shards")
+      if manifest.bad_examples:
+        path = self.directory / names.quarantine_name(split)
+        lines.append(f"  {split}: {manifest.bad_examples:,} bad examples were left out, and listed in {path}")
+      foreign = sorted(name for name, f in manifest.features.items() if f.dtype not in STOCK_DTYPES)
+      if foreign and manifest.container == TFRECORD:
+        lines.append(f"  {split}: stock SeqIO cannot read {', '.join(foreign)}: it parses {STOCK_DTYPES}")
+    return lines
+
+  def lines(self) -> list[str]:
+    """What would be done, for people, after a try at a few examples of each split.
+
+    Raises:
+      AnystepError: what the job would end with at these.
+    """
+    if not self.jobs:
+      return [f"{self.task.name}: {self.left_out}"]
+    kept = [f"  {split}: complete, left as it is" for split in sorted(self.kept)]
+    return [f"{self.task.name}: to {self.directory}", *kept, *map(self._line, self.jobs)]
+
+  def _line(self, job: SplitJob) -> str:
+    number = len(job.source_shards)
+    shards = f"{number} source shard{'' if number == 1 else 's'}"
+    if job.layout == AS_IS:
+      return f"  {job.split}: {shards}, would be indexed where they are"
+    done = len(finished_items(job)["spill"])
+    ranges = "of them" if job.range_examples is None else "ranges of them"
+    facts = [
+      shards,
+      *([f"{done} {ranges} preprocessed by an earlier run"] if done else []),
+      f"would be cached as {job.container}",
+    ]
+    size = estimate_split(self.task, job) or "how much cannot be known, for the first examples give none"
+    return f"  {job.split}: {', '.join(facts)}: {size}"
+
+
+def plan_work(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork]:
+  """What there is to do for tasks; nothing is written.
+
+  Raises:
+    AnystepError: 64 `split_unknown`; 66 `source_empty`; 76 `task_changed` and `cache_options` where a
+      complete cache is another task's by now, or was made otherwise; 78 `task_feature_lengths` and
+      `preprocessors_refused`; 78 `source_not_files` and `preprocessor_before_cache` for what cannot be
+      indexed.
+  """
+  if options.tfds_data_dir is not None:
+    seqio.set_tfds_data_dir_override(options.tfds_data_dir)
+  tasks = [seqio.TaskRegistry.get(name) for name in task_names]
+  check_splits(options.splits or (), tasks)
+  return [task_work(task, options) for task in tasks]
+
+
+def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
+  """What there is to do for one task."""
+  directory = names.task_directory(options.cache_dir, task.name)
+  wanted = [split for split in task.splits if options.splits is None or split in options.splits]
+  work = TaskWork(task=task, directory=directory, splits=wanted)
+  if not wanted:
+    return work
+  _check_preprocessors(task)
+  if not (directory / names.COMPLETED).exists():
+    elsewhere = _complete_elsewhere(task, wanted, options)
+    if elsewhere is not None:
+      return dataclasses.replace(work, elsewhere=elsewhere)
+  made_anew = wanted if options.overwrite else []
+  try:
+    completed = read_completed(directory)
+  except AnystepError:
+    # Who makes everything anew need not be able to read what is there.
+    if set(made_anew) < set(task.splits):
+      raise
+    completed = {}
+  kept = {split: sha256 for split, sha256 in completed.items() if split not in made_anew}
+  for split in wanted:
+    if split in kept:
+      cache = open_cache(options.cache_dir, task.name, split)
+      _check_options(task, cache.manifest, options)
+      check_reader(task, cache.manifest, cache=cache)
+  jobs = tuple(_split_job(task, split, options) for split in wanted if split not in kept)
+  return dataclasses.replace(work, jobs=jobs, kept=kept)
+
+
+def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
+  """The fingerprint of what the job makes."""
+  return fingerprint(
+    task,
+    cache_at=job.cache_at,
+    task_feature_lengths=job.task_feature_lengths,
+    seed=job.seed,
+    base_seed=job.base_seed,
+    seqio_cache=job.seqio_cache and [f"{job.seqio_cache}/{name}" for name in job.source_shards],
+  )
+
+
+def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
+  """Where jobs of these splits, by whatever options, have left what they make in a task's directory."""
+  building = directory / BUILDING
+  paths = building.iterdir() if building.exists() else ()
+  return [path for path in paths if path.name.rpartition("-")[0] in splits]
+
+
+def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
+  """Makes the directories that workers write to, with what made earlier work theirs or not.
+
+  Raises:
+    AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
+  """
+  for work in works:
+    for job in work.jobs:
+      if not options.resume:
+        for left in buildings(work.directory, [job.split]):
+          left.rmtree()
+      epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
+      _check_provenance(work.task, job)
+
+
+def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
+  provenance = task_fingerprint(task, job).provenance
+  path = epath.Path(job.directory) / "provenance.json"
+  before_job = find_state(path, lambda document: document)
+  if before_job is None:
+    storage.put(path, canonical_json(provenance).encode())
+    return
+  difference = first_difference(before_job, parse_json(canonical_json(provenance)))
+  if difference:
+    item, before, now = difference
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "provenance_changed",
+      task=job.task,
+      split=job.split,
+      item=item,
+      expected=before,
+      got=now,
+      fix="undo the change to go on with what an earlier run left, or start anew with --noresume",
+    )
+
+
+def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:
+  """Another root that has these splits of the task; caches without manifests are SeqIO's own."""
+  for root in options.other_cache_dirs:
+    directory = names.task_directory(root, task.name)
+    if not all((directory / names.manifest_name(split)).exists() for split in splits):
+      continue
+    if set(splits) <= read_completed(directory).keys():
+      try:
+        for split in splits:
+          cache = open_cache(root, task.name, split)
+          check_reader(task, cache.manifest, cache=cache)
+      except AnystepError as error:
+        error.add_note(f"The cache is in {root}; with --ignore_other_caches it is left aside.")
+        raise
+      return root
+  return None
+
+
+def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
+  """Refuses to leave a complete cache that was made otherwise than is asked now."""
+  asked: dict[str, object] = {"layout": AS_IS if options.index_only else PRESHUFFLED}
+  if not options.index_only:
+    num_shards = bounded(manifest.num_shards, options.min_shards, options.max_shards)
+    asked |= {
+      "seed": options.seed,
+      "base_seed": options.base_seed,
+      "block_records": options.block_records,
+      "num_shards": options.num_shards or num_shards,
+      "container": options.container,
+      "range_examples": options.range_examples,
+      "cache_at": options.cache_at,
+      "task_feature_lengths": options.task_feature_lengths,
+    }
+  made_with = {name: getattr(manifest, name) for name in asked}
+  made_with["from_seqio_cache"] = manifest.fingerprint.provenance["source"] == SEQIO_CACHE
+  asked["from_seqio_cache"] = options.seqio_cache_dir is not None
+  for name, value in asked.items():
+    if made_with[name] != value:
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "cache_options",
+        task=manifest.task,
+        split=manifest.split,
+        option=name,
+        expected=value,
+        got=made_with[name],
+        fix="ask for the options that the cache was made with, or make it anew with --overwrite",
+      )
+
+
+def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
+  _check_cache_at(task, options)
+  _check_lengths(task, options)
+  if options.index_only:
+    _check_indexable(task)
+  seqio_cache = None
+  if options.seqio_cache_dir is not None:
+    seqio_cache = str(names.task_directory(options.seqio_cache_dir, task.name))
+  directory = names.task_directory(options.cache_dir, task.name)
+  job = SplitJob(
+    task=task.name,
+    split=split,
+    directory="",
+    modules=options.modules,
+    source_shards=_source_shards(task, split, seqio_cache),
+    range_examples=options.range_examples,
+    seed=options.seed,
+    base_seed=options.base_seed,
+    num_shards=options.num_shards,
+    min_shards=options.min_shards,
+    max_shards=options.max_shards,
+    block_records=options.block_records,
+    container=options.container,
+    layout=AS_IS if options.index_only else PRESHUFFLED,
+    cache_at=options.cache_at,
+    task_feature_lengths=options.task_feature_lengths,
+    char_counts=options.char_counts,
+    tfds_data_dir=options.tfds_data_dir,
+    seqio_cache=seqio_cache,
+    max_bad_examples=options.max_bad_examples,
+    determinism_check=options.determinism_check,
+  )
+  _check_source_apart(job, directory)
+  lengths = job.task_feature_lengths
+  identity = job.identity(reader_part(task, cache_at=job.cache_at, task_feature_lengths=lengths))
+  return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
+
+
+def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tuple[str, ...]:
+  """The names of the source's shards, of which there must be some."""
+  try:
+    shards = tuple(cached_shards(seqio_cache, split) if seqio_cache else task.source.list_shards(split))
+  except AnystepError:
+    raise
+  except Exception as error:
+    raise source_unreadable(one_line(error), task=task.name, split=split) from error
+  if not shards:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "source_empty",
+      task=task.name,
+      split=split,
+      fix="check that the source's files are where the task looks for them",
+    )
+  return shards
+
+
+def _check_preprocessors(task: seqio.Task) -> None:
+  """Refuses what SeqIO does: a preprocessor before the placeholder that takes feature lengths."""
+  try:
+    _ = task.preprocessors
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "preprocessors_refused",
+      task=task.name,
+      got=one_line(error),
+      fix="move the placeholder before it, and cache the task with --cache_at=end and --task_feature_lengths",
+    ) from error
+
+
+def _check_source_apart(job: SplitJob, directory: epath.Path) -> None:
+  """Refuses a source whose files stand where the cache's own would, under such names: one would go."""
+  pattern = names.shard_pattern(job.split)
+  for name in job.source_shards if job.seqio_cache is None else ():
+    folder, file = os.path.split(os.path.abspath(name))
+    if pattern.match(file) and folder == os.path.abspath(directory):
+      raise AnystepError(
+        ExitCode.UNSAFE,
+        "source_in_cache",
+        task=job.task,
+        split=job.split,
+        path=name,
+        expected="a source that is not in the directory of the task's cache, under the names of its shards",
+        fix="give another --output_cache_dir, or rename the task or its source's files",
+      )
+
+
+def _check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to guess where a task is to be cached that does not say so."""
+  if not task.supports_caching and options.cache_at == "placeholder" and not options.index_only:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "placeholder_missing",
+      task=task.name,
+      expected="seqio.CacheDatasetPlaceholder() among its preprocessors",
+      got="none",
+      fix="add it where the cache is to stand, cache everything with --cache_at=end, or leave the task out"
+      " with --excluded_tasks",
+    )
+
+
+def _check_lengths(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to run preprocessors that take feature lengths without any."""
+  if options.task_feature_lengths is not None or options.seqio_cache_dir is not None:
+    return
+  for preprocessor in cached_preprocessors(task, options.cache_at):
+    parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "task_feature_lengths",
+        task=task.name,
+        preprocessor=seqio.utils.function_name(preprocessor),
+        expected="the lengths that the examples are cached for",
+        got="none",
+        fix='name them, as --task_feature_lengths=\'{"inputs": 512, "targets": 114}\'',
+      )
+
+
+def _check_indexable(task: seqio.Task) -> None:
+  """Refuses to describe what readers could not make the task's examples of."""
+  if not isinstance(task.source, seqio.FileDataSource):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "source_not_files",
+      task=task.name,
+      expected="a seqio.FileDataSource, such as seqio.TFExampleDataSource",
+      got=type(task.source).__name__,
+      fix="cache the task without --index_only",
+    )
+  before = cached_preprocessors(task, "placeholder")
+  if before:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "preprocessor_before_cache",
+      task=task.name,
+      preprocessor=seqio.utils.function_name(before[0]),
+      expected="seqio.CacheDatasetPlaceholder() before every preprocessor: files as they are have run none",
+      fix="move the placeholder to the front, or cache the task without --index_only",
+    )

@@ -1,0 +1,111 @@
+"""A source shard as a tf.data dataset, after the preprocessors that are cached."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from anystep.cache_job.beam_options import import_in_worker
+from anystep.cache_job.preprocessing.bad_examples import source_unreadable
+from anystep.cache_job.state.split_job import SourceRange, SplitJob
+from anystep.errors import AnystepError, one_line
+from anystep.order.permutation import preprocess_seed
+
+# TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.
+_building = threading.Lock()
+
+
+def registered_task(job: SplitJob) -> Any:
+  """The job's task, as modules register it in this process."""
+  import seqio
+
+  import_in_worker(job.modules)
+  if job.tfds_data_dir is not None:
+    seqio.set_tfds_data_dir_override(job.tfds_data_dir)
+  return seqio.TaskRegistry.get(job.task)
+
+
+def count_examples(task: Any, job: SplitJob, shard: int) -> int:
+  """How many examples the source has in a shard, before any preprocessor.
+
+  Raises:
+    AnystepError: 66 `source_unreadable`.
+  """
+  whole = SourceRange(number=shard, name=job.source_shards[shard], shard=shard)
+  try:
+    with _building:
+      dataset = _source_dataset(task, job, whole)
+    known = int(dataset.cardinality())
+    return known if known >= 0 else int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+  except AnystepError:
+    raise
+  except Exception as error:
+    raise source_unreadable(one_line(error), source_shard=whole.name) from error
+
+
+def preprocessed_dataset(
+  task: Any, job: SplitJob, source: SourceRange, *, num_steps: int | None = None
+) -> Any:
+  """The examples of a source range after every preprocessor that is cached.
+
+  Args:
+    task: the registered task.
+    job: its split.
+    source: the range.
+    num_steps: after so many of `cached_steps` only, with the seeds that they have among all of them.
+  """
+  import seqio
+  import tensorflow as tf
+
+  seed = preprocess_seed(job.task, job.split, job.base_seed, source.number)
+  with _building:
+    tf.random.set_seed(0)
+    dataset = _source_dataset(task, job, source)
+    if job.seqio_cache is None:
+      if num_steps is not None:
+        task = seqio.Task(
+          task.name,
+          source=task.source,
+          output_features=task.output_features,
+          preprocessors=_first_steps(task, num_steps),
+        )
+      dataset = task.preprocess_precache(dataset, seed=seed)
+      if job.cache_at == "end":
+        dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
+      if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
+    return dataset
+
+
+def _source_dataset(task: Any, job: SplitJob, source: SourceRange) -> Any:
+  import seqio
+
+  if job.seqio_cache is not None:
+    from anystep.cache_job.preprocessing.seqio_caches import read_cached_shard
+
+    dataset = read_cached_shard(job.seqio_cache, job.split, source.shard)
+  else:
+    dataset = task.source.get_dataset(
+      split=job.split,
+      shuffle=False,
+      seed=preprocess_seed(job.task, job.split, job.base_seed, source.number),
+      shard_info=seqio.ShardInfo(index=source.shard, num_shards=len(job.source_shards)),
+    )
+  if source.stop is not None:
+    dataset = dataset.skip(source.start).take(source.stop - source.start)
+  return dataset
+
+
+def _first_steps(task: Any, num_steps: int) -> list[Any]:
+  """The first preprocessors, with the placeholder where SeqIO's seeds of later ones count it."""
+  import seqio
+
+  steps = list(task.preprocessors)
+  places = [k for k, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+  if not places:
+    return steps[:num_steps]
+  before = steps[: places[0]]
+  after = steps[places[0] + 1 :]
+  return [*before[:num_steps], steps[places[0]], *after[: max(num_steps - len(before), 0)]]

@@ -1,0 +1,138 @@
+"""The last third of the job: the shards of the cache, gathered from sorted spills in the order's places."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from anystep.cache_job.shuffle.sorted_spills import find_sorted
+from anystep.cache_job.state.failures import reported_failures
+from anystep.cache_job.state.spill_files import read_sorted_frame
+from anystep.cache_job.state.split_job import FinalPlan, SplitJob, file_of, find_marker, put_marker, read_plan
+from anystep.caches.manifest import FileEntry, shard_sizes
+from anystep.containers import containers
+from anystep.files import names, storage
+from anystep.order.permutation import Permutation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardFile:
+  """A file of a finished shard: what manifests say of it, and where it is until the cache is complete."""
+
+  entry: FileEntry
+  file: str
+
+
+ShardFiles = dict[str, ShardFile]
+"""A finished shard's files: `records`, `lengths`, and `offsets` of TFRecord."""
+
+
+def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
+  """A shard's files; None where it is not finished, or no longer whole."""
+  files = find_marker(job, "final", shard, _files_of)
+  return files if files is not None and all(_is_there(job, file) for file in files.values()) else None
+
+
+def _files_of(document: Any) -> ShardFiles:
+  return {
+    kind: ShardFile(entry=FileEntry(**found["entry"]), file=str(found["file"]))
+    for kind, found in document.items()
+  }
+
+
+def write_shard(job: SplitJob, shard: int) -> None:
+  """Writes a shard's records and lengths; one that is finished is left as it is."""
+  with reported_failures(job, shard=shard):
+    if find_shard(job, shard) is None:
+      files = _write_files(job, read_plan(job), shard)
+      put_marker(job, "final", shard, {kind: dataclasses.asdict(file) for kind, file in files.items()})
+
+
+def _is_there(job: SplitJob, file: ShardFile) -> bool:
+  """Whether a file waits to be moved, or has been by a job that was stopped while it moved them."""
+  waiting = file_of(job, file.file)
+  if waiting.exists():
+    return waiting.stat().length == file.entry.bytes
+  placed = epath.Path(job.directory).parent.parent / file.entry.name
+  if not placed.exists() or placed.stat().length != file.entry.bytes:
+    return False
+  return FileEntry.of_file(placed, name=file.entry.name, records=file.entry.records) == file.entry
+
+
+def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
+  records, lengths = _gather(job, plan, shard)
+  split, num_shards = job.split, plan.num_shards
+  made: dict[str, tuple[str, epath.Path]] = {}
+
+  def attempt(kind: str, name: str) -> epath.Path:
+    made[kind] = name, storage.attempt_path(file_of(job, name))
+    return made[kind][1]
+
+  try:
+    path = attempt("records", names.records_name(split, job.container, shard, num_shards))
+    offsets = _write_records(job, path, records)
+    _write_array(attempt("lengths", names.lengths_name(split, shard, num_shards)), lengths)
+    if offsets is not None:
+      _write_array(attempt("offsets", names.offsets_name(split, shard, num_shards)), offsets)
+    return {
+      kind: ShardFile(entry=FileEntry.of_file(path, name=name, records=len(records)), file=path.name)
+      for kind, (name, path) in made.items()
+    }
+  except BaseException:
+    for _, path in made.values():
+      path.unlink(missing_ok=True)
+    raise
+
+
+def _write_records(job: SplitJob, path: epath.Path, records: list[bytes]) -> np.ndarray | None:
+  options = containers.container_options(job.container, job.block_records)
+  try:
+    offsets = containers.write_shard(job.container, path, records, options=options)
+  except RuntimeError as error:
+    # ArrayRecord's writer tells in words alone what failed.
+    full = "No space left" in str(error) or "quota" in str(error)
+    raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+  storage.sync(path)
+  return offsets
+
+
+def _write_array(path: epath.Path, array: np.ndarray) -> None:
+  with storage.new_file(path) as file:
+    np.save(file, array, allow_pickle=False)
+
+
+def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np.ndarray]:
+  """The shard's records in index order and their token counts, `(records, features) uint32`."""
+  num_examples = sum(plan.examples)
+  size = int(shard_sizes(num_examples, plan.num_shards)[shard])
+  # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
+  indices = shard + plan.num_shards * np.arange(size)
+  ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
+  ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
+  group_of = np.searchsorted(ends, ordinals, side="right")
+  records: list[bytes] = [b""] * size
+  lengths = np.zeros((size, plan.num_features), np.uint32)
+  for group in np.unique(group_of).tolist():
+    rows = np.flatnonzero(group_of == group)
+    found = read_sorted_frame(
+      _sorted_path(job, plan, group),
+      shard,
+      num_shards=plan.num_shards,
+      num_records=len(rows),
+      num_features=plan.num_features,
+    )
+    lengths[rows] = found.lengths
+    for row, record in zip(rows.tolist(), found.records(), strict=True):
+      records[row] = record
+  return records, lengths
+
+
+def _sorted_path(job: SplitJob, plan: FinalPlan, group: int) -> epath.Path:
+  name = find_sorted(job, plan, group)
+  if name is None:
+    raise FileNotFoundError(f"sorted group {group} is gone")
+  return file_of(job, name)

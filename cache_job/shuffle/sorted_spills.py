@@ -1,0 +1,170 @@
+"""The second third of the job: spills, sorted by the shards that their records go to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anystep.cache_job.preprocessing.seqio_caches import check_count
+from anystep.cache_job.shuffle.spill import Spill, check_bad_examples, find_spill, sequence_names
+from anystep.cache_job.state.failures import reported_failures
+from anystep.cache_job.state.spill_files import (
+  FILE_BYTES,
+  SortedWriter,
+  SpilledRecords,
+  SpillFile,
+  read_spill_file,
+)
+from anystep.cache_job.state.split_job import (
+  FinalPlan,
+  SplitJob,
+  file_of,
+  find_marker,
+  is_whole,
+  job_incomplete,
+  put_marker,
+  read_plan,
+  source_ranges,
+  write_plan,
+)
+from anystep.caches.manifest import default_num_shards
+from anystep.errors import AnystepError, ExitCode
+from anystep.files import storage
+from anystep.order.permutation import Permutation
+
+
+def plan_final(job: SplitJob) -> FinalPlan:
+  """Plans what becomes of a split's spills, all of which must be finished.
+
+  Raises:
+    AnystepError: 65 `feature_form_varies` and `bad_examples`; 66 `split_empty`.
+  """
+  with reported_failures(job):
+    spills = all_spills(job)
+    _check_agreement(job, spills)
+    if job.seqio_cache is not None:
+      found = sum(spill.examples + len(spill.bad) for spill in spills)
+      check_count(job.seqio_cache, job.split, found)
+    num_examples = sum(spill.examples for spill in spills)
+    num_shards = job.num_shards or bounded(
+      default_num_shards(num_examples, job.block_records), job.min_shards, job.max_shards
+    )
+    plan = FinalPlan(
+      num_shards=num_shards,
+      num_features=max(len(sequence_names(spill.features)) for spill in spills),
+      examples=[spill.examples for spill in spills],
+      groups=_groups([file for spill in spills for file in spill.files]),
+    )
+    write_plan(job, plan)
+    return plan
+
+
+def bounded(num_shards: int, least: int, most: int) -> int:
+  """A number of shards within bounds, of which 0 is none and the upper one wins, as SeqIO has it.
+
+  >>> bounded(1, 16, 0), bounded(64, 0, 10), bounded(1, 16, 10)
+  (16, 10, 10)
+  """
+  return min(max(num_shards, least), most or max(num_shards, least))
+
+
+def all_spills(job: SplitJob) -> list[Spill]:
+  """The spills of a split, in the source's order.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  spills = []
+  for source in source_ranges(job):
+    spill = find_spill(job, source.number)
+    if spill is None:
+      raise job_incomplete(job.task, job.split, job.directory, f"the spill of {source.name}")
+    spills.append(spill)
+  return spills
+
+
+def find_sorted(job: SplitJob, plan: FinalPlan, group: int) -> str | None:
+  """The name of a finished sorted file; None where it is not, no longer whole, or of other spills."""
+  found = find_marker(
+    job, "sorted", group, lambda found: (found["spills"], str(found["file"]), found["bytes"])
+  )
+  if found is None:
+    return None
+  spills, name, size = found
+  return name if spills == [file.name for file in plan.groups[group]] and is_whole(job, name, size) else None
+
+
+def sort_group(job: SplitJob, group: int) -> None:
+  """Sorts a group of spills into one file; one that is finished is left as it is."""
+  with reported_failures(job, group=group):
+    plan = read_plan(job)
+    if find_sorted(job, plan, group) is not None:
+      return
+    records = _joined(
+      [read_spill_file(job.directory, file, num_features=plan.num_features) for file in plan.groups[group]]
+    )
+    start = sum(file.records for before in plan.groups[:group] for file in before)
+    ordinals = np.arange(start, start + len(records))
+    indices = Permutation(sum(plan.examples), "preshuffle", job.task, job.split, job.seed)(ordinals)
+    shards = indices % plan.num_shards
+    order = np.lexsort((indices, shards))
+    stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()
+    path = storage.attempt_path(file_of(job, f"sorted-{group:05d}"))
+    with storage.new_file(path) as file:
+      writer = SortedWriter(file)
+      for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
+        writer.add(records, order[begin:stop])
+      writer.close()
+      size = file.tell()
+    spills = [file.name for file in plan.groups[group]]
+    put_marker(job, "sorted", group, {"file": path.name, "bytes": size, "spills": spills})
+
+
+def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
+  if len(parts) == 1:
+    return parts[0]
+  return SpilledRecords(
+    np.concatenate([part.data for part in parts]),
+    np.concatenate([part.sizes for part in parts]),
+    np.concatenate([part.lengths for part in parts]),
+  )
+
+
+def _groups(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
+  """Files in order, as many together as one may be large, so that small ones do not make small files."""
+  groups: list[list[SpillFile]] = []
+  held = 0
+  for file in files:
+    if groups and held + file.raw_bytes <= FILE_BYTES:
+      groups[-1].append(file)
+      held += file.raw_bytes
+    else:
+      groups.append([file])
+      held = file.raw_bytes
+  return groups
+
+
+def _check_agreement(job: SplitJob, spills: Sequence[Spill]) -> None:
+  check_bad_examples(job, spills)
+  if not any(spill.examples for spill in spills):
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "split_empty",
+      expected="at least one example",
+      got=f"none of {len(spills)} source shards",
+      fix="leave the split out with --splits, or see why its source or its preprocessors give none",
+    )
+  known = [(number, spill.features) for number, spill in enumerate(spills) if spill.features is not None]
+  for number, features in known:
+    if features != known[0][1]:
+      name = next(n for n in sorted({*features, *known[0][1]}) if features.get(n) != known[0][1].get(n))
+      raise AnystepError(
+        ExitCode.DATA,
+        "feature_form_varies",
+        source_shard=source_ranges(job)[number].name,
+        feature=name,
+        expected=known[0][1].get(name),
+        got=features.get(name),
+        fix="let the preprocessors give every example of the task the same features",
+      )

@@ -1,0 +1,119 @@
+"""Counts over a split's examples: SeqIO's, and how long sequences are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anystep.records.parsing import Batch, Ragged
+
+# Lengths fall into bins by their number of binary digits: 0, 1, 2-3, 4-7 and so on.
+_NUM_BINS = 33
+
+
+class SplitStats:
+  """Counts as SeqIO's `GetStats` does, batch by batch (seqio/beam_utils.py).
+
+  Args:
+    output_features: the task's.
+    char_counts: whether to count characters too, for which tokens are decoded.
+  """
+
+  def __init__(self, output_features: Mapping[str, Any], *, char_counts: bool):
+    self._output_features = output_features
+    self._char_counts = char_counts
+    self.counts: dict[str, int] = {"examples": 0}
+    self.longest: dict[str, int] = {}
+    self.bins: dict[str, np.ndarray] = {}
+
+  def add(self, batch: Batch) -> None:
+    """Counts a batch's examples."""
+    for name, feature in batch.items():
+      if isinstance(feature, Ragged):
+        bins = np.bincount(_bin_of(feature.lengths), minlength=_NUM_BINS)
+        self.bins[name] = self.bins.get(name, 0) + bins
+      if name in self._output_features:
+        self._add_tokens(name, feature)
+        if self._char_counts:
+          self._add_characters(name, feature)
+    self.counts["examples"] += len(next(iter(batch.values())))
+
+  def document(self) -> dict[str, Any]:
+    """The counts, to be merged with others'."""
+    bins = {name: bins.tolist() for name, bins in self.bins.items()}
+    return {"counts": self.counts, "longest": self.longest, "bins": bins}
+
+  def _add_tokens(self, name: str, feature: Ragged | np.ndarray) -> None:
+    """Integers, without end and padding ids; SeqIO counts those of dense features, scalars too."""
+    values, lengths = (feature.values, feature.lengths) if isinstance(feature, Ragged) else (feature, None)
+    if isinstance(values, Ragged) or values.dtype not in (np.int32, np.int64):
+      return
+    vocabulary = self._output_features[name].vocabulary
+    counted = np.ones(values.shape, bool)
+    for special in (vocabulary.eos_id, vocabulary.pad_id):
+      if special is not None:
+        counted &= values != special
+    tokens = counted.reshape(len(values), int(np.prod(values.shape[1:]))).sum(axis=1)
+    if lengths is not None:
+      sums = np.concatenate([[0], np.cumsum(tokens)])
+      stops = np.cumsum(lengths)
+      tokens = sums[stops] - sums[stops - lengths]
+    self._raise(f"{name}_tokens", tokens.sum())
+    # SeqIO makes the name so, whatever the feature is called.
+    longest = f"{name}_tokens".replace("tokens", "max_tokens")
+    self.longest[longest] = max(self.longest.get(longest, 0), int(tokens.max(initial=0)))
+
+  def _add_characters(self, name: str, feature: Ragged | np.ndarray) -> None:
+    """Of texts, and of tokens that a SentencePiece vocabulary decodes, as SeqIO does."""
+    if not isinstance(feature, Ragged):
+      if feature.dtype.hasobject:
+        self._raise(f"{name}_chars", sum(len(text.decode()) for text in feature))
+    elif _is_decoded(feature, self._output_features[name]):
+      decode = self._output_features[name].vocabulary.decode_tf
+      rows = (np.abs(row.astype(np.int32)) for row in feature.rows())
+      self._raise(f"{name}_chars", sum(len(decode(row).numpy().decode()) for row in rows))
+
+  def _raise(self, name: str, by: int) -> None:
+    self.counts[name] = self.counts.get(name, 0) + int(by)
+
+
+def merged_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """What stands in a split's stats: SeqIO's counts, and for each sequence how many are how long."""
+  stats: dict[str, Any] = {"examples": 0}
+  for document in documents:
+    for name, count in document["counts"].items():
+      stats[name] = stats.get(name, 0) + count
+    for name, count in document["longest"].items():
+      stats[name] = max(stats.get(name, 0), count)
+  for name in sorted({name for document in documents for name in document["bins"]}):
+    bins = np.sum([document["bins"][name] for document in documents if name in document["bins"]], axis=0)
+    stats[f"{name}_lengths"] = {_bin_name(k): int(count) for k, count in enumerate(bins) if count}
+  return stats
+
+
+def _is_decoded(feature: Ragged, output_feature: Any) -> bool:
+  """Whether SeqIO decodes a feature to count its characters."""
+  import seqio
+
+  return (
+    not isinstance(feature.values, Ragged)
+    and feature.values.dtype in (np.int32, np.int64)
+    and output_feature.rank == 1
+    and isinstance(output_feature.vocabulary, seqio.SentencePieceVocabulary)
+  )
+
+
+def _bin_of(lengths: np.ndarray) -> np.ndarray:
+  return np.frexp(lengths.astype(np.float64))[1]
+
+
+def _bin_name(number: int) -> str:
+  """A bin's lengths.
+
+  >>> [_bin_name(k) for k in range(4)]
+  ['0', '1', '2-3', '4-7']
+  """
+  first, last = (1 << number) >> 1, max((1 << number) - 1, 0)
+  return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,333 @@
+"""Which data `anystep-data` is asked about: a cache, a plan's file, or a model directory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from etils import epath
+
+from anystep.caches.cache import Cache, read_completed
+from anystep.caches.manifest import AS_IS
+from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.files import names
+from anystep.files.json_files import MALFORMED, read_json
+from anystep.limits import is_name
+from anystep.order.packing import PackingPolicy
+from anystep.plans.plan import Plan
+from anystep.streams.stream import find_cache
+from anystep.tasks.data_program.arguments import joined, rates_of, task_unknown, usage
+from anystep.tasks.registry.modules import registered_tasks
+from anystep.transforms.transform import Transform
+
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
+# What the order of a cache's rows follows from, where no plan says it.
+_ORDER_FLAGS = (
+  *("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit"),
+  "packing",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """What the command line names.
+
+  Attributes:
+    plan: the plan; None where it names caches and no batch size.
+    roots: where caches are looked for.
+    trained_steps: step of a model directory's newest checkpoint; None without a model directory.
+    caches: of the plan's tasks, or of all that are meant; none where nobody asked for them.
+    tasks: the names of those meant, which may be fewer than the plan's.
+  """
+
+  plan: Plan | None
+  roots: Sequence[str]
+  trained_steps: int | None
+  caches: Sequence[Cache] = ()
+  tasks: Sequence[str] = ()
+
+  @property
+  def known_plan(self) -> Plan:
+    """The plan, where one was asked for."""
+    assert self.plan is not None, "needs_plan"
+    return self.plan
+
+  @property
+  def by_task(self) -> dict[str, Cache]:
+    """The caches by task name, where they are of one split."""
+    return {cache.manifest.task: cache for cache in self.caches}
+
+  @property
+  def known_steps(self) -> range | None:
+    """All steps that there are to speak of: to the data's end, else those trained; None where none are."""
+    ends = [self.plan.num_steps if self.plan else None, self.trained_steps]
+    return next((range(end) for end in ends if end), None)
+
+
+def find_named_plan(arguments: argparse.Namespace) -> Source | None:
+  """The plan that the command line names; None where it names none. No cache is opened.
+
+  Raises:
+    AnystepError: 64 `arguments`; 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
+  """
+  path, model_dir = (getattr(arguments, name, None) for name in ("plan", "model_dir"))
+  if path is not None and model_dir is not None:
+    raise usage("--plan and --model_dir", "name one of them")
+  roots = joined(getattr(arguments, "cache_dir", None))
+  if path is not None:
+    return Source(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
+  if model_dir is not None:
+    source = read_model_dir(model_dir)
+    # What is named, as by a mixture of caches, may lack those of the run's other tasks.
+    return dataclasses.replace(source, roots=joined([roots, [*source.roots]]))
+  return None
+
+
+def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Source:
+  """The plan that the command line names or describes; no cache is opened for one that it names.
+
+  Args:
+    arguments: the flags of this module, or some of them.
+    needs_plan: whether caches alone, all those below the root where no task is named, do not suffice.
+
+  Raises:
+    AnystepError: 64 `arguments`, `task_unknown`; 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`; of
+      caches also as `open_cache` and `Plan.start`.
+  """
+  source = find_named_plan(arguments)
+  if source is None:
+    return _of_caches(arguments, needs_plan)
+  # What cuts features in counts of tokens may be asked of any plan.
+  flags = [*_ORDER_FLAGS, "feature_lengths"] if needs_plan else _ORDER_FLAGS
+  clash = [f"--{name}" for name in flags if getattr(arguments, name, None) is not None]
+  if clash:
+    raise usage(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
+  tasks = joined(arguments.task)
+  for task in tasks:
+    if task not in source.known_plan.tasks:
+      raise task_unknown(task, source.known_plan.tasks)
+  return dataclasses.replace(source, tasks=tasks or source.known_plan.task_names)
+
+
+def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Source:
+  """What the command line names, its caches opened, its plan on them; arguments are those of `find_plan`.
+
+  Raises:
+    AnystepError: as `find_plan`; 76 `plan_cache` for caches that the plan was not made for.
+  """
+  source = find_plan(arguments, needs_plan=needs_plan)
+  return source if source.plan is None or source.caches else on_its_caches(source)
+
+
+def on_its_caches(source: Source) -> Source:
+  """A named plan with its caches opened.
+
+  Raises:
+    AnystepError: 64 `arguments` where nothing says where they are; as `open_cache` and `Plan.on_caches`.
+  """
+  plan = source.known_plan
+  if not source.roots:
+    raise usage("no --cache_dir", "add --cache_dir=ROOT, where the caches of the plan's tasks are")
+  caches = {name: find_cache(source.roots, name, plan.split) for name in plan.task_names}
+  return dataclasses.replace(source, plan=plan.on_caches(caches), caches=tuple(caches.values()))
+
+
+def find_order(arguments: argparse.Namespace) -> Plan:
+  """The plan that the command line names or describes, ready to say where units lie.
+
+  Raises:
+    AnystepError: as `find_data`.
+  """
+  source = find_plan(arguments)
+  tasks = source.known_plan.tasks.values()
+  if not source.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
+    source = find_data(arguments)
+  return source.known_plan
+
+
+def read_plan_or_model_dir(path: str) -> Plan:
+  """The plan of a file, or of a model directory.
+
+  Raises:
+    AnystepError: 66 `plan_missing`; 65 `plan_invalid`.
+  """
+  if epath.Path(path).is_dir():
+    return read_model_dir(path).known_plan
+  return _read_plan(epath.Path(path))
+
+
+def read_model_dir(path: str) -> Source:
+  """A run's plan, where it has none its newest checkpoint's, its caches' roots and that checkpoint's step.
+
+  Raises:
+    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
+  """
+  directory = epath.Path(path)
+  matches = [_CHECKPOINT.match(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
+  steps = [int(m[1]) for m in matches if m and (directory / m[0] / names.COMMIT_SUCCESS).exists()]
+  places = [directory, *([directory / f"checkpoint_{max(steps)}"] if steps else [])]
+  paths = [place / names.DATA_PLAN for place in places]
+  plan_path = next((path for path in paths if path.exists()), paths[0])
+  if not plan_path.exists() and (directory / names.DATA_UNCACHED).exists():
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "plan_missing",
+      path=plan_path,
+      expected="a run by a plan",
+      got="one straight from its source, USE_CACHED_TASKS = False",
+      fix="cache the task to know what a step saw: no plan says it of this run",
+    )
+  plan = _read_plan(plan_path)
+  caches = directory / names.DATA_CACHES
+  roots = _read_roots(caches) if caches.exists() else []
+  return Source(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
+
+
+def find_tasks(roots: Iterable[str]) -> list[str]:
+  """Names of all tasks that have a complete cache below some roots."""
+  found: set[str] = set()
+  pending: list[tuple[epath.Path, tuple[str, ...], tuple[str, ...]]]
+  pending = [(epath.Path(root), (), ()) for root in roots]
+  while pending:
+    directory, parts, above = pending.pop()
+    # A link may lead back up; on a store there are none, and this only names the place.
+    place = os.path.realpath(directory)
+    if place in above:
+      continue
+    try:
+      entries = list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+      continue
+    if parts and any(entry.name == names.COMPLETED for entry in entries):
+      found.add(":".join(parts))
+    # On a store each question whether something is a directory is a request: a cache's files are not asked.
+    folders = [entry for entry in entries if _is_task_part(entry.name) and "-of-" not in entry.name]
+    pending += [(entry, (*parts, entry.name), (*above, place)) for entry in folders if entry.is_dir()]
+  return sorted(found, key=str.encode)
+
+
+def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
+  """The cache of a task that somebody named.
+
+  Raises:
+    AnystepError: as `find_cache`, and 64 `task_unknown` where there are caches, but none of it.
+  """
+  try:
+    return find_cache(roots, task, split)
+  except AnystepError as error:
+    if error.kind != "cache_missing" or not (known := find_tasks(roots)):
+      raise
+    raise task_unknown(task, known, f"correct the name, or make its cache: {error.fix}") from error
+
+
+def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> Source:
+  roots = joined(arguments.cache_dir)
+  if not roots:
+    raise usage(
+      "no data",
+      "add --cache_dir=ROOT and --task=NAME, or --plan=FILE and --cache_dir=ROOT, or --model_dir=DIR",
+    )
+  rates, asked = rates_of(arguments), joined(arguments.task)
+  for task in asked if rates else ():
+    if task not in (rates or ()):
+      raise task_unknown(task, rates or ())
+  if getattr(arguments, "batch_size", None) is not None:
+    return _start(arguments, roots, rates, asked)
+  order = [f"--{name}" for name in _ORDER_FLAGS[1:] if getattr(arguments, name, None) is not None]
+  if order or needs_plan:
+    got = f"{', '.join(order) or 'caches'} without --batch_size"
+    raise usage(got, "add --batch_size, or name a plan with --plan or --model_dir")
+  tasks = asked or find_tasks(roots)
+  if not tasks:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "cache_missing",
+      path=", ".join(roots),
+      expected="the caches of some tasks",
+      fix="name the directory that anystep-cache wrote to as --output_cache_dir",
+    )
+  caches = [
+    open_named_cache(roots, task, split)
+    for task in tasks
+    for split in ([arguments.split] if arguments.split else _splits(roots, task))
+  ]
+  return Source(plan=None, roots=roots, trained_steps=None, caches=caches, tasks=tasks)
+
+
+def _start(
+  arguments: argparse.Namespace, roots: Sequence[str], rates: dict[str, str] | None, asked: Sequence[str]
+) -> Source:
+  """The plan that flags describe, on the caches that it is made of."""
+  if not (rates or asked):
+    raise usage("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
+  caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or asked]
+  lengths = arguments.feature_lengths or {}
+  plan = Plan.start(
+    caches,
+    rates=rates,
+    batch_size=arguments.batch_size,
+    feature_lengths=lengths,
+    seed=0 if arguments.seed is None else arguments.seed,
+    rate_unit=arguments.rate_unit or "examples",
+    packing=arguments.packing or PackingPolicy.NONE,
+    transforms=task_readers(arguments.module_import, caches, lengths),
+    **{name: getattr(arguments, name) for name in ("num_epochs", "epoch_policy", "lanes")},
+  )
+  return Source(plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=asked or plan.task_names)
+
+
+def task_readers(
+  modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
+) -> dict[str, Transform] | None:
+  """What stands after the cache of each task, where modules say which register them; else None: not known.
+
+  Raises:
+    AnystepError: as `registered_tasks` and `TaskReader`.
+  """
+  if not (modules and caches):
+    return None
+  tasks = registered_tasks(modules, caches)
+  from anystep.tasks.reading.task_reader import TaskReader
+
+  by_name = {cache.manifest.task: cache for cache in caches}
+  return {name: TaskReader(task, by_name[name], feature_lengths) for name, task in tasks.items()}
+
+
+def _is_task_part(name: str) -> bool:
+  try:
+    names.task_directory("", name)
+  except AnystepError:
+    return False
+  return True
+
+
+def _splits(roots: Sequence[str], task: str) -> list[str]:
+  for root in roots:
+    splits = sorted(read_completed(names.task_directory(root, task)))
+    if splits:
+      return splits
+  # A cache that is not there is open_cache's to report.
+  return ["train"]
+
+
+def _read_plan(path: epath.Path) -> Plan:
+  fix = "give --plan a file of anystep-data plan, or --model_dir the directory of a run that has started"
+  return Plan.read(path, fix=fix)
+
+
+def _read_roots(path: epath.Path) -> list[str]:
+  try:
+    document = read_json(path)
+    if document.keys() != {"version", "cache_dirs"} or document["version"] != 1:
+      raise ValueError("no version 1")
+    roots = document["cache_dirs"]
+    if not (isinstance(roots, list) and all(map(is_name, roots))):
+      raise ValueError("cache_dirs is no list of names")
+  except (*MALFORMED, IsADirectoryError) as error:
+    expected = '{"version": 1, "cache_dirs": ["ROOT"]}'
+    fix = "say where the caches are with --cache_dir"
+    raise invalid_file("caches_invalid", error, path=path, expected=expected, fix=fix) from error
+  return roots

@@ -1,0 +1,172 @@
+"""`anystep-data plan`: what decides a run's data, made, changed and looked at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anystep.inspection.history import differences, first_different_step, history, totals
+from anystep.plans.plan import PADDING_TASK, Plan
+from anystep.plans.tombstones import TombstoneList
+from anystep.tasks.data_program.arguments import (
+  Parser,
+  add_cache_dir_flag,
+  add_module_import_flag,
+  add_order_flags,
+  add_plan_flags,
+  add_rates_flag,
+  add_step_flag,
+  add_steps_flag,
+  add_task_flags,
+  check_output,
+  rates_of,
+  task_unknown,
+  usage,
+  write_output,
+)
+from anystep.tasks.data_program.asked_data import (
+  Source,
+  find_named_plan,
+  find_order,
+  find_plan,
+  on_its_caches,
+  open_named_cache,
+  read_plan_or_model_dir,
+  task_readers,
+)
+from anystep.tasks.data_program.tables import print_batch, print_differences, print_objects, print_plan
+
+
+def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]) -> list[Any]:
+  """Adds `plan` and what belongs to it; returns those that print tables."""
+  text = "make, change and look at plans, which decide what every step trains on"
+  plan = commands.add_parser("plan", help=text, description=text, allow_abbrev=False)
+  plans = plan.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
+  show = add(plans, "show", _show, "print the history of the data", *anything)
+  diff = add(plans, "diff", _diff, "print in what two plans differ; exits with 1 where they do")
+  for name in ("one", "other"):
+    diff.add_argument(name, help="a plan's file, or a model directory")
+  text = "write the plan of a run that starts"
+  start = add(plans, "start", _start, text, add_cache_dir_flag, add_task_flags, add_order_flags)
+  text = "write the plan with another mixture, batch size or lanes from a step on"
+  change = add(plans, "change", _change, text, add_cache_dir_flag, add_plan_flags)
+  add_step_flag(change, "the first step that is changed")
+  add_rates_flag(change, "the whole new mixture: a task that is not named leaves; default as before")
+  change.add_argument("--batch_size", type=int, help="default as before")
+  change.add_argument("--lanes", type=int, help="default as before, where batch size and tasks are")
+  change.add_argument("--reason", default="change", help="why, for people")
+  add_module_import_flag(change)
+  text = "write the plan that leaves out the data of some steps"
+  skip = add(plans, "skip", _skip, text, add_plan_flags)
+  add_steps_flag(skip, required=True)
+  skip.add_argument("--reason", help="why, for people")
+  text = "write the plan in which listed examples have no loss weight from a step on"
+  tombstone = add(plans, "tombstone", _tombstone, text, add_plan_flags)
+  text = "a list that anystep-data tombstone wrote; may be repeated"
+  tombstone.add_argument("--list", action="append", required=True, metavar="FILE", help=text)
+  add_step_flag(tombstone, "the first step without their loss")
+  for command in (start, change, skip, tombstone):
+    command.add_argument("--output", required=True, metavar="FILE", help="where the plan goes")
+    command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+  batch = add(plans, "batch", _batch, "print the rows of a step, without reading a cache", *anything)
+  add_step_flag(batch, "the step")
+  return [show, diff, batch]
+
+
+def _show(arguments: argparse.Namespace) -> None:
+  source = find_plan(arguments)
+  segments, whole = history(source.known_plan), totals(source.known_plan, source.trained_steps)
+  if arguments.format == "jsonl":
+    print_objects([*({"kind": "segment", **segment} for segment in segments), {"kind": "plan", **whole}])
+  else:
+    print_plan(segments, whole)
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+  one, other = (read_plan_or_model_dir(path) for path in (arguments.one, arguments.other))
+  found, step = differences(one, other), first_different_step(one, other)
+  if arguments.format == "jsonl":
+    print_objects([*(difference._asdict() for difference in found), {"first_different_step": step}])
+  else:
+    print_differences(found, step)
+  return int(bool(found))
+
+
+def _start(arguments: argparse.Namespace) -> None:
+  check_output(arguments.output, arguments.overwrite)
+  _write_plan(find_plan(arguments).known_plan, arguments)
+
+
+def _change(arguments: argparse.Namespace) -> None:
+  source = _named_plan(arguments)
+  plan, rates = source.known_plan, rates_of(arguments)
+  if rates is None and arguments.batch_size is None and arguments.lanes is None:
+    raise usage("nothing to change", "add --rates, --batch_size or --lanes")
+  new = [name for name in rates or () if name not in plan.tasks]
+  if new and not source.roots:
+    raise task_unknown(new[0], plan.tasks, "correct the name, or add --cache_dir=ROOT where its cache is")
+  caches = [open_named_cache(source.roots, name, plan.split) for name in new]
+  if any(task.unit_table for task in plan.tasks.values()):
+    plan = on_its_caches(source).known_plan
+  changed = plan.change(
+    arguments.step,
+    rates=rates,
+    batch_size=arguments.batch_size,
+    lanes=arguments.lanes,
+    caches=caches,
+    transforms=task_readers(arguments.module_import, caches, plan.feature_lengths),
+    trained_steps=source.trained_steps or 0,
+    reason=arguments.reason,
+  )
+  _write_plan(changed, arguments)
+
+
+def _skip(arguments: argparse.Namespace) -> None:
+  source = _named_plan(arguments)
+  steps, trained_steps = arguments.steps, source.trained_steps or 0
+  skipped = source.known_plan.skip(
+    steps.start, steps.stop, trained_steps=trained_steps, reason=arguments.reason
+  )
+  _write_plan(skipped, arguments)
+
+
+def _tombstone(arguments: argparse.Namespace) -> None:
+  source = _named_plan(arguments)
+  lists = [TombstoneList.read(path) for path in arguments.list]
+  before = source.known_plan
+  plan = before.tombstone(arguments.step, lists, trained_steps=source.trained_steps or 0)
+  write_output(arguments.output, plan.to_json(), arguments.overwrite)
+  new = plan.tombstones[len(before.tombstones) :]
+  count = sum(len(indices) for entry in new for indices in entry.indices.values())
+  print(f"{arguments.output}: from step {arguments.step} on {count:,} examples less, sha256 {plan.sha256}")
+
+
+def _named_plan(arguments: argparse.Namespace) -> Source:
+  check_output(arguments.output, arguments.overwrite)
+  source = find_named_plan(arguments)
+  if source is None:
+    raise usage("no plan", "add --plan=FILE or --model_dir=DIR")
+  return source
+
+
+def _batch(arguments: argparse.Namespace) -> None:
+  plan = find_order(arguments)
+  batch = plan.batch(arguments.step)
+  names = [None if k == PADDING_TASK else plan.task_names[k] for k in batch.task.tolist()]
+  fields = batch._fields[1:]
+  columns = zip(names, *(column.tolist() for column in batch[1:]), strict=True)
+  rows = []
+  for row, (name, *numbers) in enumerate(columns):
+    values = [None] * len(numbers) if name is None else numbers
+    rows.append({"step": arguments.step, "row": row, "task": name, **dict(zip(fields, values, strict=True))})
+  if arguments.format == "jsonl":
+    print_objects(rows)
+  else:
+    print_batch(rows)
+
+
+def _write_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+  write_output(arguments.output, plan.to_json(), arguments.overwrite)
+  last = plan.segments[-1]
+  print(f"{arguments.output}: from step {last.start_step} on {last.reason!r}, sha256 {plan.sha256}")

@@ -1,0 +1,357 @@
+"""Examples of a task followed from the source on, through one preprocessor after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.order.permutation import preprocess_seed
+
+# So many more than are followed are run too: what joins examples shows by what it makes of others.
+_MORE_EXAMPLES = 4
+# So much of the source is read where examples are joined, or where none of the followed ones is left.
+_RESTART_EXAMPLES = 2048
+_RESTART_SHARDS = 16
+# What makes very many of one example, or never ends, is not waited for.
+_MOST_RESULTS = 4096
+# What TensorFlow puts around the words of what was raised.
+_AROUND_WORDS = re.compile(
+  r"\{\{[^}]*\}\} ?|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+  r"|(\n\t \[\[|\n\nDetected at node| \[Op:|\nTraceback \(most recent call last\)).*",
+  re.DOTALL,
+)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Followed:
+  """An example that is followed.
+
+  Attributes:
+    label: its number in the source shard, with `.0` for the first of several.
+    place: where it is among all examples at this step.
+    siblings: how many came of the same one.
+    parent: of which of those followed before the step it came; None for a new one.
+  """
+
+  label: str
+  place: int
+  siblings: int = 1
+  parent: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Following:
+  """Where the followed examples are after a step.
+
+  Attributes:
+    examples: tensors of all examples after the step, from the shard's first on.
+    spec: what TensorFlow says of one.
+    followed: those that are.
+    dropped: labels of those that are not left.
+    notes: what is to be known, in sentences.
+  """
+
+  examples: Sequence[Any]
+  spec: Any
+  followed: Sequence[Followed]
+  dropped: Sequence[str] = ()
+  notes: Sequence[str] = ()
+
+
+class StepFailed(Exception):
+  """A preprocessor raised.
+
+  Attributes:
+    said: what was raised, on one line.
+    label: which example it was given; None where that is not known.
+    example: its tensors.
+  """
+
+  def __init__(self, cause: Exception, label: str | None = None, example: Any = None):
+    super().__init__(cause)
+    self.cause = cause
+    self.said = said(cause)
+    self.label = label
+    self.example = example
+
+
+class FollowedExamples:
+  """Runs a task's preprocessors, each on what the one before it made, and finds what came of what.
+
+  Random draws are the cache job's for the source shard (those after the cache as with `--cache_at=end`), for
+  each preprocessor is given all examples from the shard's first on.
+
+  Args:
+    task: whose source is read.
+    split: of it.
+    source_shard: the shard's number.
+    skip: the number, in the shard, of the first example that is followed.
+    num_examples: how many are followed.
+    base_seed: as `anystep-cache --base_seed`.
+    feature_lengths: what preprocessors are told; None for nothing.
+
+  Attributes:
+    now: where the examples are.
+
+  Raises:
+    AnystepError: 66 `source_unreadable`.
+  """
+
+  def __init__(
+    self,
+    task: seqio.Task,
+    *,
+    split: str,
+    source_shard: int,
+    skip: int,
+    num_examples: int,
+    base_seed: int,
+    feature_lengths: Mapping[str, int] | None,
+  ):
+    self._task, self._split, self._source_shard = task, split, source_shard
+    self._num_examples = num_examples
+    self._feature_lengths = feature_lengths
+    self._base_seed = self._seed = preprocess_seed(task.name, split, base_seed, source_shard)
+    self._steps: list[Callable] = []
+    # The cache job's, for what draws by TensorFlow's.
+    tf.random.set_seed(0)
+    with source_errors(task, split):
+      source = self._source()
+      examples = list(source.take(skip + num_examples + _MORE_EXAMPLES))
+    places = range(skip, min(skip + num_examples, len(examples)))
+    notes = [f"the source shard has {len(examples)} examples"] if len(places) < num_examples else []
+    followed = [Followed(str(place), place) for place in places]
+    self.now = Following(examples, source.element_spec, followed, notes=notes)
+
+  def step(self, preprocessor: Callable) -> None:
+    """Goes on through a preprocessor.
+
+    Raises:
+      StepFailed: for an example that is followed, or for one before it.
+    """
+    self._steps.append(preprocessor)
+    if isinstance(preprocessor, seqio.CacheDatasetPlaceholder):
+      self._seed = self._seed_after_cache(len(self._steps) - 1)
+      return
+    before = self.now
+    run, spec = self._built(preprocessor)
+    num_given = len(before.examples)
+    results, error = run(num_given)
+    if error is not None:
+      num_given = self._last_that_passes(run)
+      if not before.followed or num_given <= before.followed[-1].place:
+        labels = {example.place: example.label for example in before.followed}
+        given = before.examples[num_given] if num_given >= 0 else None
+        raise StepFailed(error, labels.get(num_given), given) from error
+      results, _ = run(num_given)
+    self.now = self._traced(run, results, num_given, spec)
+
+  def _built(self, preprocessor: Callable) -> tuple[Callable[[int], tuple[list[Any], Exception | None]], Any]:
+    """The preprocessor as a function of how many of the examples it is given; and what it makes."""
+    before, limit = self.now, [0]
+    source = tf.data.Dataset.from_generator(
+      lambda: iter(before.examples[: limit[0]]), output_signature=before.spec
+    )
+    try:
+      dataset, self._seed = self._applied(source, preprocessor, self._seed)
+    except Exception as error:
+      first = before.followed[:1]
+      raise StepFailed(
+        error, *[example.label for example in first], *[before.examples[example.place] for example in first]
+      ) from error
+
+    def run(num_examples: int) -> tuple[list[Any], Exception | None]:
+      limit[0] = num_examples
+      results: list[Any] = []
+      try:
+        results.extend(dataset.take(_MOST_RESULTS))
+      except Exception as error:
+        return results, error
+      return results, None
+
+    return run, dataset.element_spec
+
+  def _traced(self, run: Callable, results: list[Any], num_given: int, spec: Any) -> Following:
+    """Which results came of the followed examples: those that come with one and do not without it."""
+    before = self.now
+
+    @functools.cache
+    def first(num_examples: int) -> list[Any]:
+      return _contents(results if num_examples == num_given else run(num_examples)[0])
+
+    contents = first(num_given)
+    ranges = [(first(example.place), first(example.place + 1)) for example in before.followed]
+    notes: list[str] = []
+    if any(part != contents[: len(part)] for pair in ranges for part in pair):
+      if sorted(_contents(run(num_given)[0]), key=repr) == sorted(contents, key=repr):
+        note = "what it makes of an example depends on those beside it: other examples, numbered anew"
+        return self._restarted(note, spec)
+      notes.append("each run of it makes something else: it draws, but not by SeqIO's seeds")
+    followed, dropped = [], []
+    for parent, (example, (without, together)) in enumerate(zip(before.followed, ranges, strict=True)):
+      siblings = len(together) - len(without)
+      if len(together) >= _MOST_RESULTS:
+        notes.append(f"{_MOST_RESULTS:,} come of example {example.label} and those before it, or more")
+      if siblings > 0:
+        label = example.label if siblings == 1 else f"{example.label}.0"
+        followed.append(Followed(label, len(without), siblings, parent))
+      else:
+        dropped.append(example.label)
+    if before.followed and not followed:
+      return self._restarted("the first that are left, numbered anew", spec, dropped)
+    return Following(results, spec, followed, dropped, notes)
+
+  def _restarted(self, note: str, spec: Any, dropped: Sequence[str] = ()) -> Following:
+    """The first examples that come through all steps up to here, of as much of the source as that takes."""
+    # The cache job joins no shards: others are read only where there is too little in this one.
+    results = self._from_start(1)
+    if len(results) < self._num_examples:
+      results = self._from_start(_RESTART_SHARDS)
+    followed = [Followed(f"new {k}", k) for k in range(min(self._num_examples, len(results)))]
+    if not followed:
+      note = f"nothing is left of the first {_RESTART_EXAMPLES:,} source examples"
+    return Following(results, spec, followed, dropped, [note])
+
+  def _from_start(self, num_shards: int) -> list[Any]:
+    """The first examples after all steps up to here.
+
+    Raises:
+      StepFailed: where one of them raises.
+    """
+    try:
+      dataset, seed = self._source(num_shards).take(_RESTART_EXAMPLES), self._base_seed
+      for place, step in enumerate(self._steps):
+        if isinstance(step, seqio.CacheDatasetPlaceholder):
+          seed = self._seed_after_cache(place)
+        else:
+          dataset, seed = self._applied(dataset, step, seed)
+      return list(dataset.take(self._num_examples + _MORE_EXAMPLES))
+    except Exception as error:
+      raise StepFailed(error) from error
+
+  def _source(self, num_shards: int = 1) -> tf.data.Dataset:
+    """The source's examples from the shard on."""
+    names = source_shards(self._task, self._split)
+    datasets = [
+      source_shard(self._task, self._split, shard, seed=self._base_seed)
+      for shard in range(self._source_shard, min(self._source_shard + num_shards, len(names)))
+    ]
+    return functools.reduce(tf.data.Dataset.concatenate, datasets)
+
+  def _seed_after_cache(self, place: int) -> int:
+    """As `seqio.Task.preprocess_postcache` has it."""
+    return self._base_seed + 42 * place
+
+  def _applied(
+    self, dataset: tf.data.Dataset, preprocessor: Callable, seed: int
+  ) -> tuple[tf.data.Dataset, int]:
+    """The preprocessor's dataset, and the seed of the next one's draws."""
+    bound = seqio.utils.add_kwargs_to_transform(
+      preprocessor, sequence_length=self._feature_lengths, output_features=self._task.output_features
+    )
+    failure: Exception | None = None
+    # SeqIO's own context would keep the seed where something is raised in it.
+    with seqio.utils.map_seed_manager(seed):
+      try:
+        dataset = bound(dataset)
+        if not isinstance(dataset, tf.data.Dataset):
+          failure = TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
+      except Exception as error:
+        failure = error
+      next_seed = seqio.utils._NEXT_MAP_SEED
+    if failure is not None:
+      raise failure
+    return dataset, next_seed
+
+  def _last_that_passes(self, run: Callable) -> int:
+    """How many examples it can be given without failing; -1 where it needs none to fail."""
+    passes, fails = -1, len(self.now.examples)
+    while fails - passes > 1:
+      middle = (passes + fails) // 2
+      passes, fails = (passes, middle) if run(middle)[1] is not None else (middle, fails)
+    return passes
+
+
+def has_split(task: seqio.Task, split: str) -> bool:
+  """Whether the task's source has a split.
+
+  Raises:
+    AnystepError: 66 `source_unreadable`.
+  """
+  with source_errors(task, split):
+    return split in task.splits
+
+
+def source_shards(task: seqio.Task, split: str) -> list[str]:
+  """The names of the source's shards.
+
+  Raises:
+    AnystepError: 66 `source_unreadable`.
+  """
+  with source_errors(task, split):
+    return list(task.source.list_shards(split))
+
+
+def source_shard(task: seqio.Task, split: str, shard: int, *, seed: int | None = None) -> tf.data.Dataset:
+  """A shard's examples, as the cache job reads them."""
+  info = seqio.ShardInfo(index=shard, num_shards=len(task.source.list_shards(split)))
+  return task.source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=info)
+
+
+@contextlib.contextmanager
+def source_errors(task: seqio.Task, split: str) -> Iterator[None]:
+  """Makes an `AnystepError` of what a source raises."""
+  try:
+    yield
+  except AnystepError:
+    raise
+  except Exception as error:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "source_unreadable",
+      task=task.name,
+      split=split,
+      got=said(error),
+      fix="see to the source's files",
+    ) from error
+
+
+def said(error: Exception) -> str:
+  """What was raised, on one line without TensorFlow's graphs, and in which line of the user's."""
+  if isinstance(error, AnystepError):
+    return str(error)
+  text = str(getattr(error, "message", None) or error)
+  where = ""
+  if "in user code:" in text:
+    frames = [(path, line) for path, line in _FRAME.findall(text) if "site-packages" not in path]
+    text = text.strip().rpartition("\n")[2]
+    where = "".join(f" ({PurePath(path).name}, line {line})" for path, line in frames[-1:])
+  text = " ".join(_AROUND_WORDS.sub("", text).split())
+  name = type(error).__name__
+  return (text if re.match(r"\w+(Error|Exception): ", text) else f"{name}: {text}") + where
+
+
+def _contents(examples: Sequence[Any]) -> list[Any]:
+  """Examples as things to compare: NaNs, and zeros of either sign, by their bits."""
+  return [
+    [_bits(tensor.numpy()) for tensor in tf.nest.flatten(example, expand_composites=True)]
+    for example in examples
+  ]
+
+
+def _bits(value: Any) -> Any:
+  if isinstance(value, bytes):
+    return value
+  array = np.asarray(value)
+  return array.shape, array.tolist() if array.dtype.hasobject else array.tobytes()

@@ -1,0 +1,226 @@
+"""Previews as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from anystep.tasks.preview.values import Example, Piece, Preview, Stage, Value
+from anystep.tasks.vocabularies.decoding import printable
+
+# So much is shown of what is longer: from its start and from its end.
+_CHARACTERS = (220, 60)
+_IDS = (16, 4)
+_PLACES = (8, 3)
+_INDENT = (0, 0, 0, 2)
+_PLAIN_WIDTH, _PICTURE_WIDTH = 110, 100
+# A text is no markup of rich's.
+_AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+
+
+def preview_text(preview: Preview, *, full: bool = False) -> RenderableType:
+  """A preview as something that a rich `Console` prints.
+
+  Args:
+    preview: of a task.
+    full: whether long values are shown whole.
+  """
+  head = Text.assemble(
+    (printable(preview.task), "bold"),
+    f" {printable(preview.split)}, source shard {printable(preview.source_shard)}",
+  )
+  return Group(
+    head, *_notes(preview.notes), *(_stage(k, stage, full) for k, stage in enumerate(preview.stages)), Text()
+  )
+
+
+def print_previews(previews: Iterable[Preview], *, full: bool = False) -> None:
+  """Prints previews: drawn on a terminal, else as plain lines."""
+  if sys.stdout.isatty():
+    Console(**_AS_IT_IS).print(*(preview_text(made, full=full) for made in previews))
+    return
+  plain = io.StringIO()
+  console = Console(file=plain, width=_PLAIN_WIDTH, color_system=None, **_AS_IT_IS)
+  console.print(*(preview_text(made, full=full) for made in previews))
+  print(*(line.rstrip() for line in plain.getvalue().splitlines()), sep="\n", flush=True)
+
+
+def preview_picture(previews: Iterable[Preview], *, full: bool = False) -> str:
+  """What `print_previews` draws, as an SVG picture."""
+  console = Console(file=io.StringIO(), record=True, width=_PICTURE_WIDTH, **_AS_IT_IS)
+  console.print(*(preview_text(made, full=full) for made in previews))
+  picture = console.export_svg(title="anystep-data preview", unique_id="preview")
+  # The letters stand where they belong in any font: none is fetched.
+  return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+
+
+def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
+  if stage.kind == "cache":
+    return Group(Text(), Rule(Text(stage.name, "bold yellow"), align="left", style="yellow"))
+  title = Text.assemble(
+    (f"{number} ", "dim"),
+    (printable(stage.name), "bold red" if stage.problem else "bold"),
+    (printable(stage.bound), "dim"),
+  )
+  lines: list[RenderableType] = [Text(), Rule(title, align="left", style="dim"), *_notes(stage.notes)]
+  if stage.left:
+    lines.append(Text(stage.left, "yellow"))
+  if stage.problem is not None:
+    lines.append(Text(f"raised {printable(stage.problem)}", "red"))
+  for example in stage.examples:
+    label = f"{'given: ' if stage.problem else ''}example {printable(example.label)}"
+    lines += [
+      Text.assemble((label, "cyan"), (example.of_how_many, "yellow")),
+      _features(stage, example, full),
+    ]
+    if stage.kind == "model":
+      lines += [Padding(_aligned(side, features, full), _INDENT) for side, features in example.sides()]
+  return Group(*lines)
+
+
+def _notes(notes: Iterable[str]) -> list[RenderableType]:
+  return [Text(printable(note), "dim italic") for note in notes]
+
+
+def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
+  """What changed, with its values; of what did not, and of what is gone, the names."""
+  grid = Table.grid(padding=(0, 1))
+  grid.add_column()
+  grid.add_column(style="dim", justify="right")
+  grid.add_column(overflow="fold", ratio=1)
+  if stage.kind == "model":
+    for name, value, is_sum in example.lines():
+      found = [("sum", Text(f"{np.sum(value.values):,}"))] if is_sum else _model_lines(value, full)
+      _add(grid, name, found)
+  else:
+    lines_of = _cut_lines if stage.kind == "trimmed" else _lines
+    for name in example.changed:
+      _add(grid, name, lines_of(example.features[name], full))
+  same = [name for name in example.features if name not in example.changed]
+  for title, names in (("as before", same), ("gone", example.removed)):
+    if names:
+      grid.add_row("", title, Text(printable(", ".join(names)), "dim"))
+  return Padding(grid, _INDENT)
+
+
+_Lines = Iterable[tuple[str, Text]]
+"""What a value is, and its content."""
+
+
+def _add(grid: Table, name: str, lines: _Lines) -> None:
+  title = Text(printable(name), "bold")
+  for form, content in lines:
+    grid.add_row(title, form, content)
+    title = Text()
+
+
+def _lines(value: Value, full: bool) -> _Lines:
+  if value.is_tokens:
+    ids = np.asarray(value.values).tolist()
+    yield value.form, _tokens_text(value, len(ids), full)
+    yield "ids", Text(" ".join(_shortened_list(ids, full)), "dim")
+    return
+  described = value.to_json()
+  content = described.get("text", described.get("values"))
+  if isinstance(content, list):
+    content = f"[{', '.join(_shortened_list(content, full))}]"
+  yield value.form, _shortened(str(content), full)
+
+
+def _cut_lines(value: Value, full: bool) -> _Lines:
+  yield value.form, _cut_text(value, full)
+
+
+def _cut_text(value: Value, full: bool) -> Text:
+  if not value.cut:
+    return Text("nothing is cut", "dim")
+  described = value.to_json()
+  content = _shortened(str(described.get("cut_text", described.get("cut_values"))), full)
+  content.stylize("red strike")
+  return Text.assemble((f"{value.cut:,} cut: ", "red"), content)
+
+
+def _model_lines(value: Value, full: bool) -> _Lines:
+  if value.is_tokens:
+    yield f"{value.used:,} of {len(value.values):,} used", _tokens_text(value, value.used, full)
+  else:
+    yield from _lines(value, full)
+
+
+def _tokens_text(value: Value, total: int, full: bool) -> Text:
+  """The text of the first tokens, in which sentinels, the end and padding stand out."""
+  text = Text()
+  head, tail = (total, 0) if full or total <= sum(_CHARACTERS) else _CHARACTERS
+  text.append_tokens(map(_piece, value.pieces(0, head)))
+  if head < total:
+    text.append(f" … {total - head - tail:,} tokens … ", "dim")
+    text.append_tokens(map(_piece, value.pieces(total - tail, total)))
+  return text
+
+
+def _piece(piece: Piece) -> tuple[str, str]:
+  return printable(piece.text), "magenta" if piece.is_special else ""
+
+
+def _shortened(text: str, full: bool) -> Text:
+  head, tail = _CHARACTERS
+  if full or len(text) <= head + tail:
+    return Text(printable(text))
+  gap = (f" … {len(text) - head - tail:,} characters … ", "dim")
+  return Text.assemble(printable(text[:head]), gap, printable(text[-tail:]))
+
+
+def _shortened_list(values: Sequence[object], full: bool) -> list[str]:
+  head, tail = _IDS
+  texts = [printable(str(value)) for value in (values if full else [*values[:head], *values[head:][-tail:]])]
+  if len(texts) < len(values):
+    texts.insert(head, f"… {len(values) - len(texts):,} more …")
+  return texts
+
+
+def _aligned(side: str, features: Sequence[tuple[str, Value]], full: bool) -> Table:
+  """Features of the model side by side, place by place."""
+  table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+  table.add_column("place", justify="right")
+  for name, _ in features:
+    table.add_column(printable(name.removeprefix(f"{side}_")))
+  length = len(features[0][1].values)
+  used = max(value.used for _, value in features)
+  for place in _places(used, length, full):
+    if place is None:
+      table.add_row("…")
+    else:
+      table.add_row(str(place), *(_cell(value, place) for _, value in features))
+  if used < length and not full:
+    table.add_row("…", Text(f"{length - used:,} places of padding", "dim"))
+  return table
+
+
+def _places(used: int, length: int, full: bool) -> list[int | None]:
+  head, tail = _PLACES
+  if full:
+    return list(range(length))
+  if used <= head + tail:
+    return list(range(used))
+  return [*range(head), None, *range(used - tail, used)]
+
+
+def _cell(value: Value, place: int) -> Text:
+  if not value.is_tokens:
+    return Text(str(np.asarray(value.values)[place]))
+  (piece,) = value.pieces(place, place + 1)
+  text, style = _piece(piece)
+  if text and not piece.is_special:
+    # Spaces are to be seen; there is no text of a part of a letter.
+    text = f"'{text}'"
+  return Text.assemble((f"{piece.id:>6} ", "dim"), (text, style))

@@ -1,0 +1,281 @@
+"""Preprocessors that trim, append an end token or corrupt spans, on whole batches without TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import seqio
+
+from anystep.caches.manifest import Feature
+from anystep.records.parsing import Batch, Ragged
+from anystep.tasks.preprocessors import lm, random_chunk, span_corruption, span_corruption_chunk
+from anystep.tasks.reading.span_corruption import corrupted_spans, noise_counts, random_chunks
+
+# What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
+_MAPPED_CODE = seqio.preprocessors.truncate_inputs_left.__code__
+
+
+class _Edit(NamedTuple):
+  """A change of each sequence of a feature: its `first` or `last` tokens are kept, or a token is appended."""
+
+  feature: str
+  kind: str
+  value: Any
+
+
+class _Draw(NamedTuple):
+  """A random preprocessor.
+
+  Attributes:
+    num_seeds: seed pairs that it is given.
+    made: the features that it makes.
+    run: makes them of a batch and of seeds, `(rows, num_seeds, 2) int64`.
+  """
+
+  num_seeds: int
+  made: Mapping[str, Feature]
+  run: Callable[[Batch, np.ndarray], Batch]
+
+
+class NativePreprocessors:
+  """Preprocessors that are understood, with the results that SeqIO has and without TensorFlow.
+
+  Made by `NativePreprocessors.of`.
+
+  Attributes:
+    features: those of the preprocessed examples.
+    num_seeds: how many seed pairs each preprocessor asks for.
+    appended_tokens: as that of `anystep.transforms.Transform`.
+  """
+
+  def __init__(
+    self,
+    steps: Sequence[_Draw | Sequence[_Edit]],
+    features: Mapping[str, Feature],
+    appended_tokens: Mapping[str, int] | None,
+  ):
+    self._steps = steps
+    self.features = features
+    self.num_seeds = [step.num_seeds if isinstance(step, _Draw) else 0 for step in steps]
+    self.appended_tokens = appended_tokens
+
+  @classmethod
+  def of(
+    cls,
+    preprocessors: Sequence[Callable],
+    features: Mapping[str, Feature],
+    output_features: Mapping[str, seqio.Feature],
+    feature_lengths: Mapping[str, int],
+  ) -> NativePreprocessors | None:
+    """The preprocessors where each is understood, and sure to work on the features; else None.
+
+    Args:
+      preprocessors: as `seqio.Task` takes them.
+      features: those of the examples that they are given.
+      output_features: the task's.
+      feature_lengths: what SeqIO calls `sequence_length`.
+
+    Raises:
+      AnystepError: 78 `feature_length`, as `span_corruption` does.
+    """
+    steps: list[_Draw | Sequence[_Edit]] = []
+    made = dict(features)
+    for preprocessor in preprocessors:
+      step = _step_of(preprocessor, made, output_features, feature_lengths)
+      if isinstance(step, _Draw):
+        made.update(step.made)
+      elif step is None or not all(_works(edit, made.get(edit.feature)) for edit in step):
+        return None
+      steps.append(step)
+    edits = [edit for step in steps if not isinstance(step, _Draw) for edit in step]
+    is_random = any(isinstance(step, _Draw) for step in steps)
+    return cls(steps, made, None if is_random else _appended_tokens(edits, made, feature_lengths))
+
+  def __call__(self, batch: Batch, seeds: Mapping[str, np.ndarray]) -> dict[str, Ragged | np.ndarray]:
+    """The preprocessed examples; what is not changed is not copied.
+
+    Args:
+      batch: the examples.
+      seeds: by a random preprocessor's place, as text, its seed pairs: `(rows, pairs, 2) int64`.
+    """
+    result = dict(batch)
+    for place, step in enumerate(self._steps):
+      if isinstance(step, _Draw):
+        result.update(step.run(result, seeds[str(place)]))
+        continue
+      for name, kind, value in step:
+        feature = result[name]
+        assert isinstance(feature, Ragged)
+        result[name] = _appended(feature, value) if kind == "append" else _cut(feature, kind, value)
+    return result
+
+
+def _step_of(
+  preprocessor: Callable,
+  features: Mapping[str, Feature],
+  output_features: Mapping[str, seqio.Feature],
+  feature_lengths: Mapping[str, int],
+) -> _Draw | list[_Edit] | None:
+  """What a preprocessor does, None where it is not known."""
+  bound: dict[str, Any] = {}
+  if isinstance(preprocessor, functools.partial):
+    if preprocessor.args:
+      return None
+    bound = preprocessor.keywords
+    preprocessor = preprocessor.func
+  # What a partial binds, SeqIO does not give anew.
+  outputs = bound.get("output_features", output_features)
+  lengths = bound.get("sequence_length", feature_lengths)
+  lengths = {} if lengths is None else lengths
+  if not isinstance(outputs, Mapping) or not isinstance(lengths, Mapping):
+    return None
+  options = {
+    name: value for name, value in bound.items() if name not in ("sequence_length", "output_features")
+  }
+  if preprocessor is span_corruption and not options.keys() - {"noise_density", "mean_span_tokens"}:
+    return _span_corruption(features, outputs, lengths, **options)
+  if preprocessor is random_chunk and not options.keys() - {"feature"} and "output_features" not in bound:
+    return _random_chunk(features, lengths, **options)
+  if preprocessor is lm and not bound and "inputs" not in outputs:
+    return _random_chunk(features, lengths)
+  if options:
+    return None
+  limited = [name for name in features if name in outputs and lengths.get(name) is not None]
+  if any(type(lengths[name]) is not int for name in limited):
+    return None
+  ended = [name for name in features if name in outputs and outputs[name].add_eos]
+  appends = [_Edit(name, "append", outputs[name].vocabulary.eos_id) for name in ended]
+  # A function that SeqIO's decorator maps is not the same as one of a whole dataset.
+  mapped = getattr(preprocessor, "__code__", None) is _MAPPED_CODE
+  decorated = getattr(preprocessor, "__wrapped__", None) if mapped else None
+  if preprocessor is seqio.preprocessors.append_eos:
+    return appends
+  if (
+    preprocessor is seqio.preprocessors.append_eos_after_trim
+    or decorated is seqio.preprocessors.append_eos_after_trim_impl
+  ):
+    return [_Edit(name, "first", lengths[name] - 1) for name in limited if name in ended] + appends
+  if preprocessor is seqio.utils.trim_dataset:
+    return [_Edit(name, "first", lengths[name]) for name in limited]
+  if preprocessor is seqio.preprocessors.truncate_inputs_left and "output_features" not in bound:
+    return [_Edit("inputs", "last", lengths["inputs"])] if "inputs" in lengths else []
+  return None
+
+
+def _random_chunk(
+  features: Mapping[str, Feature], lengths: Mapping[str, int], *, feature: str = "targets"
+) -> _Draw | None:
+  chunked = features.get(feature)
+  length = lengths.get(feature)
+  if chunked is None or len(chunked.shape) != 1 or type(length) is not int or length < 0:
+    return None
+  made = {feature: Feature(dtype=chunked.dtype, shape=(None,))}
+  return _Draw(1, made, functools.partial(_chunked, name=feature, length=length))
+
+
+def _chunked(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> Batch:
+  feature = batch[name]
+  assert isinstance(feature, Ragged)
+  return {name: random_chunks(feature, length, seeds)}
+
+
+def _span_corruption(
+  features: Mapping[str, Feature],
+  output_features: Mapping[str, seqio.Feature],
+  lengths: Mapping[str, int],
+  *,
+  noise_density: float = 0.15,
+  mean_span_tokens: float = 3.0,
+) -> _Draw | None:
+  """None also where the preprocessor itself has to say why it refuses.
+
+  Raises:
+    AnystepError: 78 `feature_length`, as the preprocessor does.
+  """
+  names = ("inputs", "targets")
+  corrupted = features.get("targets")
+  if corrupted is None or corrupted.dtype not in ("int32", "int64") or len(corrupted.shape) != 1:
+    return None
+  if any(name not in output_features or type(lengths.get(name)) is not int for name in names):
+    return None
+  if not all(isinstance(value, int | float) for value in (noise_density, mean_span_tokens)):
+    return None
+  # Outside these bounds there are more spans than corrupted tokens, or numbers that only TensorFlow knows.
+  if not (0 < noise_density < 1 <= mean_span_tokens):
+    return None
+  room = [lengths[name] - int(output_features[name].add_eos) for name in names]
+  chunk_tokens = span_corruption_chunk(*room, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
+  counts = noise_counts(chunk_tokens, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
+  vocabulary = output_features["inputs"].vocabulary
+  if counts[-1, 1] > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
+    return None
+  made = dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,)))
+  run = functools.partial(_corrupted, counts=counts, first_sentinel=vocabulary.vocab_size - 1)
+  return _Draw(3, made, run)
+
+
+def _corrupted(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sentinel: int) -> Batch:
+  feature = batch["targets"]
+  assert isinstance(feature, Ragged)
+  inputs, targets = corrupted_spans(feature, counts, seeds, first_sentinel=first_sentinel)
+  return {"inputs": inputs, "targets": targets}
+
+
+def _works(edit: _Edit, feature: Feature | None) -> bool:
+  """Whether SeqIO would not refuse the edit, nor take it for something else, such as a cut from the end."""
+  if feature is None or not feature.sequence or feature.ragged or type(edit.value) is not int:
+    return False
+  if edit.kind != "append":
+    return edit.value >= (1 if edit.kind == "last" else 0)
+  if len(feature.shape) > 1 or feature.dtype == "string":
+    return False
+  dtype = np.dtype(feature.dtype)
+  if dtype.kind == "f":
+    return True
+  return dtype.kind in "iu" and np.iinfo(dtype).min <= edit.value <= np.iinfo(dtype).max
+
+
+def _appended_tokens(
+  edits: Sequence[_Edit], features: Mapping[str, Feature], feature_lengths: Mapping[str, int]
+) -> dict[str, int] | None:
+  """By sequence, how many tokens are appended; None where one is cut to less than its feature length."""
+  appended = {name: 0 for name, feature in features.items() if feature.sequence}
+  longest = dict.fromkeys(appended, math.inf)
+  for name, kind, value in edits:
+    appended[name] += kind == "append"
+    longest[name] = longest[name] + 1 if kind == "append" else min(longest[name], value)
+  cut = any(longest[name] < length for name, length in feature_lengths.items() if name in longest)
+  return None if cut else appended
+
+
+def _cut(feature: Ragged, kind: str, limit: int) -> Ragged:
+  lengths = np.minimum(feature.lengths, limit)
+  if (lengths == feature.lengths).all():
+    return feature
+  if kind == "first":
+    return Ragged(_laid_out(feature, lengths, np.cumsum(lengths) - lengths), lengths)
+  places = np.arange(len(feature.values))
+  starts = np.repeat(np.cumsum(feature.lengths) - lengths, feature.lengths)
+  return Ragged(feature.values[(places >= starts) & (places < starts + limit)], lengths)
+
+
+def _appended(feature: Ragged, token: int) -> Ragged:
+  lengths = feature.lengths + 1
+  ends = np.cumsum(lengths) - 1
+  values = _laid_out(feature, feature.lengths, ends - feature.lengths, total=int(lengths.sum()))
+  values[ends] = token
+  return Ragged(values, lengths)
+
+
+def _laid_out(
+  feature: Ragged, lengths: np.ndarray, starts: np.ndarray, *, total: int | None = None
+) -> np.ndarray:
+  """The first tokens of each sequence, as many as `lengths`, from its place in `starts` on."""
+  size = int(lengths.sum()) if total is None else total
+  values = np.empty((1, size, *feature.values.shape[1:]), feature.values.dtype)
+  feature.write(values, rows=np.zeros(len(lengths), np.int64), starts=starts, lengths=lengths)
+  return values[0]

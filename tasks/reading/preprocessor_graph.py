@@ -1,0 +1,274 @@
+"""A task's preprocessors as one tf.data graph that takes examples, and the seeds of their draws, as data."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from anystep.caches.manifest import Feature
+from anystep.errors import AnystepError, ExitCode
+from anystep.records.parsing import Batch, Ragged
+from anystep.tasks.tensors import all_rows, from_tensors, to_tensors
+
+Seeds = Mapping[str, np.ndarray]
+"""By a preprocessor's place, as text, the seed pairs of its random maps: `(rows, pairs, 2) int64`."""
+
+_KEEP_EVERY_EXAMPLE = {
+  "TensorSliceDataset",
+  "MapDataset",
+  "ParallelMapDataset",
+  "ParallelMapDatasetV2",
+  "ZipDataset",
+  "OptionsDataset",
+  "PrefetchDataset",
+}
+# What these make of an example depends on those beside it.
+_JOIN_EXAMPLES = re.compile("Batch|Window|Shuffle|Repeat|Take|Skip|Shard|Concatenate|Cache")
+_patch_lock = threading.Lock()
+
+
+class PreprocessorGraph:
+  """Some preprocessors of a task.
+
+  Args:
+    task: gives its name and output features.
+    preprocessors: what stands after the cache.
+    features: those of the cached examples.
+    feature_lengths: what SeqIO calls `sequence_length`.
+
+  Attributes:
+    num_seeds: how many seed pairs each preprocessor asks for.
+    may_drop: whether the examples may become fewer, by preprocessor: in it or before it.
+    joins: whether some example may depend on those beside it, by preprocessor, likewise.
+  """
+
+  def __init__(
+    self,
+    task: seqio.Task,
+    preprocessors: Sequence[Callable],
+    features: Mapping[str, Feature],
+    feature_lengths: Mapping[str, int],
+  ):
+    self._task = task
+    self._preprocessors = [
+      seqio.utils.add_kwargs_to_transform(
+        preprocessor, sequence_length=feature_lengths, output_features=task.output_features
+      )
+      for preprocessor in preprocessors
+    ]
+    self._element_spec = element_spec(features)
+    self._features = {name: _batch_spec(feature) for name, feature in features.items()}
+    self.num_seeds: list[int] = []
+    self.may_drop: list[bool] = []
+    self.joins: list[bool] = []
+    # Tracing one takes tenths of a second.
+    self._together: dict[tuple[int, int], Callable] = {}
+    self._look()
+
+  def _look(self) -> None:
+    """Finds, by building the graph once without data, what each preprocessor is."""
+    with tf.Graph().as_default():
+      source = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=self._element_spec)
+      dataset = source
+      for preprocessor in self._preprocessors:
+        feed = _SeedFeed(None)
+        with _seeds_from(feed):
+          dataset = preprocessor(dataset)
+        self.num_seeds.append(feed.used)
+        kinds = _kinds_between(source, dataset)
+        self.may_drop.append(not kinds <= _KEEP_EVERY_EXAMPLE)
+        self.joins.append(any(map(_JOIN_EXAMPLES.search, kinds)))
+
+  def together(
+    self, num_preprocessors: int, *, graph_seed: int = 0
+  ) -> Callable[[Batch, Seeds], dict[str, Ragged | np.ndarray]]:
+    """The first preprocessors as a function of a batch, run on all examples one after the other.
+
+    Args:
+      num_preprocessors: how many; where it is all, the result is compared with the task's output features.
+      graph_seed: TensorFlow's global seed, on which nothing may depend.
+
+    Returns:
+      A function of examples and of the seeds of those that come to each random preprocessor.
+
+    Raises:
+      AnystepError: 78 `output_features`.
+    """
+
+    key = num_preprocessors, graph_seed
+    if key not in self._together:
+
+      def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Any:
+        dataset = self._apply(num_preprocessors, tf.data.Dataset.from_tensor_slices(features), seeds)
+        if num_preprocessors == len(self._preprocessors):
+          dataset = validated(self._task, dataset)
+        return all_rows(dataset)
+
+      self._together[key] = self._traced(run, num_preprocessors, graph_seed)
+    function = self._together[key]
+    return lambda batch, seeds: from_tensors(function(to_tensors(batch), seeds))
+
+  def one_by_one(
+    self, num_preprocessors: int
+  ) -> Callable[[Batch, Seeds], tuple[dict[str, Ragged | np.ndarray], np.ndarray]]:
+    """The first preprocessors as a function of a batch, run on each example by itself.
+
+    Returns:
+      A function of examples and of the seeds of all of them, which gives what came of them, and the row
+      number of each, `(results,) int64`, ascending.
+    """
+    # What user code is, and only that, is to be converted as it would be outside.
+    outside = tf.__internal__.autograph.control_status_ctx()
+
+    @tf.autograph.experimental.do_not_convert
+    def run_one(row: tf.Tensor, record: tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]) -> tf.data.Dataset:
+      features, seeds = record
+      alone = tf.data.Dataset.from_tensors(features)
+      with outside:
+        alone = self._apply(num_preprocessors, alone, {p: pairs[tf.newaxis] for p, pairs in seeds.items()})
+      return alone.map(tf.autograph.experimental.do_not_convert(lambda example: (row, example)))
+
+    def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Any:
+      dataset = tf.data.Dataset.from_tensor_slices((features, dict(seeds))).enumerate()
+      return all_rows(dataset.flat_map(run_one))
+
+    function = self._traced(run, num_preprocessors, 0)
+
+    def call(batch: Batch, seeds: Seeds) -> tuple[dict[str, Ragged | np.ndarray], np.ndarray]:
+      rows, result = function(to_tensors(batch), seeds)
+      return from_tensors(result), rows.numpy()
+
+    return call
+
+  def _apply(
+    self, num_preprocessors: int, dataset: tf.data.Dataset, seeds: Mapping[str, tf.Tensor]
+  ) -> tf.data.Dataset:
+    for p, preprocessor in enumerate(self._preprocessors[:num_preprocessors]):
+      with _seeds_from(_SeedFeed(seeds.get(str(p)))):
+        dataset = preprocessor(dataset)
+    return dataset
+
+  def _traced(self, run: Callable, num_preprocessors: int, graph_seed: int) -> Callable:
+    seeds = {
+      str(p): tf.TensorSpec([None, count, 2], tf.int64)
+      for p, count in enumerate(self.num_seeds[:num_preprocessors])
+      if count
+    }
+    specs = (self._features, seeds)
+
+    def run_flat(*tensors: tf.Tensor) -> Any:
+      tf.random.set_seed(graph_seed)
+      return run(*tf.nest.pack_sequence_as(specs, tensors, expand_composites=True))
+
+    with tf.device("/CPU:0"):
+      # As SeqIO builds its datasets: tf.data converts the functions that it maps, and nothing else is. What
+      # tf.function would convert besides, SeqIO and this module, costs seconds.
+      graph = tf.compat.v1.wrap_function(run_flat, tf.nest.flatten(specs, expand_composites=True))
+
+    def call(features: Mapping[str, Any], pairs: Seeds) -> Any:
+      wanted = {p: tf.constant(pairs[p]) for p in seeds}
+      return graph(*tf.nest.flatten((features, wanted), expand_composites=True))
+
+    return call
+
+
+def validated(task: seqio.Task, dataset: Any) -> Any:
+  """A dataset, or something else with an `element_spec`, that SeqIO finds to have the task's output features.
+
+  Raises:
+    AnystepError: 78 `output_features`.
+  """
+  try:
+    return task._validate_preprocessing(dataset)
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "output_features",
+      task=task.name,
+      got=str(error),
+      fix="make the preprocessors and the task's output_features agree",
+    ) from error
+
+
+class _SeedFeed:
+  """Hands a preprocessor's seed pairs to the random maps that it makes, in order."""
+
+  def __init__(self, seeds: tf.Tensor | None):
+    self._seeds = seeds
+    self.used = 0
+
+  def take(self, num_seeds: int) -> tf.data.Dataset:
+    """The next num_seeds pairs of each row, as tuples of tuples of two int64 scalars, SeqIO's own form."""
+    first, self.used = self.used, self.used + num_seeds
+    seeds = tf.zeros([1, self.used, 2], tf.int64) if self._seeds is None else self._seeds
+    # With one row more, an example more than there should be is not passed over.
+    pairs = tf.pad(seeds[:, first : self.used], [[0, 1], [0, 0], [0, 0]])
+    columns = tuple((pairs[:, j, 0], pairs[:, j, 1]) for j in range(num_seeds))
+    return tf.data.Dataset.from_tensor_slices(columns)
+
+
+@contextlib.contextmanager
+def _seeds_from(feed: _SeedFeed) -> Iterator[None]:
+  """Makes `seqio.map_over_dataset(num_seeds=n)` take its seeds from the feed while a graph is built.
+
+  SeqIO draws them from stateful random datasets that follow the stream's position, fixed when the graph
+  is built; it offers no other way in. tests/tasks/reading/test_reading.py pins what this relies on.
+  """
+  random_map = seqio.utils._GrainRandomMapFn
+
+  def call(self, dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+    def apply(element, seeds):
+      named = {"seed": seeds[0]} if self.num_seeds == 1 else {"seeds": seeds}
+      return self._map_fn_with_special_kwargs(element, *args, **named, **kwargs)
+
+    return tf.data.Dataset.zip((dataset, feed.take(self.num_seeds))).map(
+      apply, num_parallel_calls=self.num_parallel_calls
+    )
+
+  with _patch_lock:
+    original = random_map.__call__
+    random_map.__call__ = call
+    try:
+      yield
+    finally:
+      random_map.__call__ = original
+
+
+def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str]:
+  """Types of the operations that a graph makes a dataset of, down to the source and to slices of tensors."""
+  kinds, waiting = set(), [dataset._variant_tensor.op]
+  seen = {source._variant_tensor.op.name}
+  while waiting:
+    operation = waiting.pop()
+    if operation.name in seen:
+      continue
+    seen.add(operation.name)
+    kinds.add(operation.type)
+    if operation.type != "TensorSliceDataset":
+      waiting += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
+  return kinds
+
+
+def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
+  """What a dataset of single examples with these features says of them."""
+  return {name: _spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
+
+
+def _batch_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
+  return _spec(feature, (None, *feature.shape), int(feature.sequence) + int(feature.ragged))
+
+
+def _spec(
+  feature: Feature, shape: Sequence[int | None], ragged_rank: int
+) -> tf.TensorSpec | tf.RaggedTensorSpec:
+  dtype = tf.dtypes.as_dtype(feature.dtype)
+  if not ragged_rank:
+    return tf.TensorSpec(shape, dtype)
+  return tf.RaggedTensorSpec(shape, dtype, ragged_rank=ragged_rank, row_splits_dtype=tf.int64)

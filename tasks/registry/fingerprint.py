@@ -1,0 +1,202 @@
+"""What decided a task's cached examples (design section 4, fingerprint)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import seqio
+from etils import epath
+
+from anystep.caches.cache import Cache
+from anystep.caches.manifest import Fingerprint, Manifest
+from anystep.errors import AnystepError, ExitCode
+from anystep.tasks.vocabularies.copies import use_copies, vocabulary_digests
+from anystep.tasks.vocabularies.files import watch_models
+from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
+from anystep.transforms.identity import describe
+
+# Of what follows; a cache of another version is read by the program that wrote it.
+_VERSION = 1
+# The source of a cache whose examples another cache had.
+SEQIO_CACHE = "a cache by seqio_cache_tasks"
+_LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
+
+
+def cached_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callable]:
+  """What the cache job runs: what stands before the placeholder, all with `cache_at` end or without one."""
+  steps = list(task.preprocessors)
+  places = [k for k, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+  if not places:
+    return steps
+  return steps[: places[0]] if cache_at == "placeholder" else steps[: places[0]] + steps[places[0] + 1 :]
+
+
+def reader_part(
+  task: seqio.Task, *, cache_at: str, task_feature_lengths: Mapping[str, int] | None
+) -> dict[str, Any]:
+  """What a reader's registered task must have in common with the one that was cached, as JSON.
+
+  Functions that a preprocessor merely calls are not covered.
+
+  Raises:
+    AnystepError: 66 `vocabulary_missing` where a vocabulary's file is not there.
+  """
+  watch_models()
+  return {
+    "version": _VERSION,
+    "task": task.name,
+    "output_features": {name: describe(feature) for name, feature in task.output_features.items()},
+    "preprocessors": [describe(step) for step in cached_preprocessors(task, cache_at)],
+    "cache_at": cache_at,
+    "task_feature_lengths": dict(task_feature_lengths) if task_feature_lengths else None,
+  }
+
+
+def provenance_part(
+  task: seqio.Task, *, seed: int, base_seed: int, seqio_cache: Sequence[str] | None = None
+) -> dict[str, Any]:
+  """Where the examples came from and what made them, as JSON; nothing in it depends on the machine.
+
+  Args:
+    task: registered.
+    seed: the preshuffle's. base_seed: the preprocessors'.
+    seqio_cache: paths of the files of SeqIO's own cache, where one is the source.
+  """
+  if seqio_cache is None:
+    source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
+  else:
+    source = {"source": SEQIO_CACHE, "source_arguments": {"files": _files(seqio_cache)}}
+  # Said of vocabularies that have files alone: other tasks' manifests are older than the words.
+  digests = vocabulary_digests(task)
+  of_vocabularies = {"vocabularies": digests} if digests else {}
+  tokenizers = ("tokenizers",) if _uses_tokenizers(task) else ()
+  return {
+    **source,
+    **of_vocabularies,
+    "python": platform.python_version(),
+    "libraries": {name: _version(name) for name in (*_LIBRARIES, *tokenizers)},
+    "seed": seed,
+    "base_seed": base_seed,
+  }
+
+
+def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = None) -> None:
+  """Refuses a registered task that would not make the cached examples.
+
+  Args:
+    task: registered.
+    manifest: of its cache.
+    cache: whose copies stand in, from now on, for files of the task's vocabularies that are gone.
+
+  Raises:
+    AnystepError: 76 `task_changed` names the first item that differs; 66 `vocabulary_missing`.
+  """
+  if cache is not None:
+    use_copies(task, cache)
+  registered = reader_part(
+    task, cache_at=manifest.cache_at, task_feature_lengths=manifest.task_feature_lengths
+  )
+  difference = first_difference(manifest.fingerprint.reader, registered)
+  if difference:
+    item, cached, now = difference
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "task_changed",
+      task=task.name,
+      item=item,
+      expected=cached,
+      got=now,
+      fix="undo the change to the task, or cache it again under another name or with --overwrite",
+    )
+
+
+def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
+  """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
+  cached = manifest.fingerprint.provenance
+  is_adopted = cached.get("source") == SEQIO_CACHE
+  now = provenance_part(
+    task, seed=manifest.seed, base_seed=manifest.base_seed, seqio_cache=() if is_adopted else None
+  )
+  if is_adopted:
+    # Its files need not be there any more.
+    now["source_arguments"] = cached.get("source_arguments")
+  if "vocabularies" not in cached:
+    # The cache is older than the word; what its vocabularies hold is the reader part's.
+    now.pop("vocabularies", None)
+  difference = first_difference(cached, now)
+  return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
+
+
+def fingerprint(
+  task: seqio.Task,
+  *,
+  cache_at: str,
+  task_feature_lengths: Mapping[str, int] | None,
+  seed: int,
+  base_seed: int,
+  seqio_cache: Sequence[str] | None = None,
+) -> Fingerprint:
+  """The task's fingerprint for its manifest."""
+  return Fingerprint(
+    reader=reader_part(task, cache_at=cache_at, task_feature_lengths=task_feature_lengths),
+    provenance=provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
+  )
+
+
+def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
+  """What a source reads, as far as its kind shows it; places on this machine are left out."""
+  if hasattr(source, "described"):
+    return source.described()
+  plain = {
+    name.lstrip("_"): value
+    for name, value in sorted(vars(source).items())
+    if isinstance(value, (bool, int, float, str, tuple, list, dict)) and "/" not in str(value)
+  }
+  described = {name: describe(value) for name, value in plain.items()}
+  if isinstance(source, seqio.FunctionDataSource):
+    described["function"] = describe(source._dataset_fn)
+  if isinstance(source, seqio.TfdsDataSource):
+    described["tfds_name"] = source.tfds_dataset.name
+  if isinstance(source, seqio.FileDataSource):
+    # Patterns begin where the program runs; the files that they name stand here.
+    described.pop("split_to_filepattern", None)
+    described["reader"] = describe(source._reader)
+    described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
+  return described
+
+
+def _files(paths: Sequence[str]) -> list[list[Any]]:
+  """Names and sizes, in the order in which they are read."""
+  return [[os.path.basename(path), epath.Path(path).stat().length] for path in paths]
+
+
+def first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+  """The first item of two JSON documents that differs, by its path, and what each has there."""
+  if isinstance(cached, Mapping) and isinstance(now, Mapping):
+    for key in sorted({*cached, *now}):
+      difference = first_difference(cached.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+      if difference:
+        return difference
+    return None
+  if isinstance(cached, list) and isinstance(now, list) and len(cached) == len(now):
+    for place, (left, right) in enumerate(zip(cached, now, strict=True)):
+      difference = first_difference(left, right, f"{path}[{place}]")
+      if difference:
+        return difference
+    return None
+  return None if cached == now else (path, cached, now)
+
+
+def _uses_tokenizers(task: seqio.Task) -> bool:
+  return any(isinstance(f.vocabulary, HuggingFaceVocabulary) for f in task.output_features.values())
+
+
+def _version(name: str) -> str | None:
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None

@@ -1,0 +1,86 @@
+"""Finding the tasks that a user registers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anystep.caches.cache import Cache
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
+
+
+def import_modules(names: Iterable[str]) -> None:
+  """Imports modules that register tasks, from the current directory first.
+
+  Raises:
+    AnystepError: 78 `module_import`, with what the import said.
+  """
+  look_here_first()
+  if "seqio" in sys.modules:
+    from anystep.tasks.vocabularies.files import watch_models
+
+    # A module may read a vocabulary as it is imported.
+    watch_models()
+  for name in names:
+    try:
+      importlib.import_module(name)
+    except AnystepError:
+      raise
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "module_import",
+        module=name,
+        got=one_line(error),
+        fix="run where the module can be found, or mend what it raised",
+      ) from error
+
+
+def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, Any]:
+  """The tasks that caches were made of, by name, as modules register them.
+
+  Imports the modules, and with them SeqIO and TensorFlow.
+
+  Args:
+    modules: their names.
+    caches: of the tasks.
+
+  Raises:
+    AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
+      `task_changed` for one that is not the one that was cached.
+  """
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    import seqio
+
+    from anystep.tasks.registry.fingerprint import check_reader
+
+  import_modules(modules)
+  registered = set(seqio.TaskRegistry.names())
+  found = {}
+  for cache in caches:
+    name = cache.manifest.task
+    if name not in registered:
+      raise AnystepError(
+        ExitCode.USAGE,
+        "task_unknown",
+        expected="a task that --module_import registers",
+        got=name,
+        nearest=nearest(name, registered) or "none is registered",
+        fix="name the module that registers it with --module_import, or leave that out",
+      )
+    found[name] = seqio.TaskRegistry.get(name)
+    check_reader(found[name], cache.manifest, cache=cache)
+  return found
+
+
+def look_here_first() -> None:
+  """Makes the current directory the first place that modules are looked for in."""
+  here = os.getcwd()
+  if sys.path[:1] != [here]:
+    sys.path.insert(0, here)

@@ -1,0 +1,1 @@
+"""`anystep-vocab`: SentencePiece models trained on a task's text, and what vocabularies' files hold."""

@@ -1,0 +1,296 @@
+"""`anystep-vocab`: SentencePiece models trained on a task's text, and what vocabularies' files hold."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import hashlib
+import io
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.files import storage
+from anystep.files.input_files import read_file
+from anystep.limits import MAX_COUNT
+from anystep.programs.command_line import run_program
+from anystep.programs.progress import Progress, duration
+from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output, task_unknown
+from anystep.tasks.registry.modules import import_modules
+from anystep.tasks.sources.arrow_rows import open_input
+from anystep.tasks.vocab_program.training import (
+  MODEL_TYPES,
+  Coverage,
+  TrainedModel,
+  TrainingOptions,
+  processor_of,
+  train_model,
+)
+from anystep.tasks.vocabularies.decoding import printable
+
+_SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
+_SHOWN_SECONDS = 0.5
+_MAX_FILE_BYTES = 1 << 30
+_MAX_PIECES = 1 << 24
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command that the arguments name; returns the exit status."""
+  arguments = _parser().parse_args(argv)
+  arguments.run(arguments)
+  return 0
+
+
+def run() -> None:
+  """The console program."""
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+  run_program(lambda: main(sys.argv[1:]))
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = Parser(prog="anystep-vocab", description=__doc__, allow_abbrev=False)
+  commands = parser.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
+  text = "train a SentencePiece model on a task's text, or on files, and print how well it covers them"
+  train = commands.add_parser("train", help=text, description=text, allow_abbrev=False)
+  train.set_defaults(run=_train)
+  source = train.add_mutually_exclusive_group(required=True)
+  source.add_argument("--task", help="a registered task: its examples before seqio.preprocessors.tokenize")
+  source.add_argument(
+    "--files", metavar="PATTERN", help='files of text, an example a line, as "data/*.txt", compressed or not'
+  )
+  add_module_import_flag(train)
+  train.add_argument("--split", default="train", help="of the task; default train")
+  text = "of the task, may be repeated; default all output features that are text"
+  train.add_argument("--feature", action="append", help=text)
+  train.add_argument(
+    "--size", type=_whole(4, _MAX_PIECES), required=True, help="pieces, with padding, end and unknown"
+  )
+  train.add_argument("--model_type", choices=MODEL_TYPES, default="unigram", help="default unigram")
+  text = "share of the text's characters that get pieces; default 0.9995"
+  train.add_argument("--character_coverage", type=_share, default=0.9995, metavar="SHARE", help=text)
+  text = "rare characters become bytes, in place of unknown; the size holds 256 pieces for them"
+  train.add_argument("--byte_fallback", action="store_true", help=text)
+  text = "read at most so many, an equal number of each source shard; default 200000"
+  train.add_argument("--max_examples", type=_whole(1), default=200_000, metavar="N", help=text)
+  train.add_argument("--output", required=True, metavar="FILE", help="the model's file")
+  train.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+  text = "print a vocabulary's size and special ids, and how it encodes a text"
+  show = commands.add_parser("show", help=text, description=text, allow_abbrev=False)
+  show.set_defaults(run=_show)
+  show.add_argument("file", metavar="FILE", help="a SentencePiece model or a tokenizer.json")
+  show.add_argument("--text", default=_SHOWN_TEXT, help="the text to encode")
+  return parser
+
+
+def _train(arguments: argparse.Namespace) -> None:
+  check_output(arguments.output, arguments.overwrite)
+  if arguments.files is not None and (arguments.feature or arguments.module_import):
+    raise _usage("--feature or --module_import with --files", "leave them out: they are for --task")
+  options = TrainingOptions(
+    size=arguments.size,
+    model_type=arguments.model_type,
+    character_coverage=arguments.character_coverage,
+    byte_fallback=arguments.byte_fallback,
+  )
+  examples = _lines(arguments) if arguments.files is not None else _task_texts(arguments)
+  begin_seconds = time.monotonic()
+  trained = _watched(examples, options)
+  seconds = time.monotonic() - begin_seconds
+  coverage = Coverage.of(trained.content, trained.held_out or trained.first_texts)
+  storage.put(arguments.output, trained.content)
+  name = arguments.model_type
+  counts = f"{arguments.size:,} pieces ({name}), {len(trained.content):,} bytes"
+  print(f"{arguments.output}: {counts}, of {trained.trained_examples:,} texts in {duration(seconds)}")
+  measured = f"{len(trained.held_out):,} texts that were held out"
+  print(f"measured on {measured if trained.held_out else 'texts that it was trained on: there are few'}:")
+  print(*(f"  {line}" for line in coverage.lines()), sep="\n")
+
+
+def _watched(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
+  """A model trained on texts, with a bar while they are read, and one while it is made of them."""
+  with contextlib.ExitStack() as training:
+
+    def texts() -> Iterator[str]:
+      with Progress("read", total=None, unit="examples") as progress:
+        for number, of_example in enumerate(examples, start=1):
+          yield from of_example
+          progress.update(number)
+      training.enter_context(_at_work(options))
+
+    return train_model(texts(), options)
+
+
+@contextlib.contextmanager
+def _at_work(options: TrainingOptions) -> Iterator[None]:
+  """Shows how long SentencePiece has been training; how far it is, it does not say."""
+  done = threading.Event()
+  with Progress("train", total=options.size, unit="pieces") as progress:
+
+    def show() -> None:
+      while not done.wait(_SHOWN_SECONDS):
+        progress.update(0, SentencePiece="is at work")
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      done.set()
+      thread.join()
+    progress.update(options.size)
+
+
+def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    import seqio
+
+    from anystep.tasks.vocab_program.task_texts import task_texts
+  import_modules(arguments.module_import)
+  registered = set(seqio.TaskRegistry.names())
+  if arguments.task not in registered:
+    fix = "correct the name, or name the module that registers it with --module_import"
+    raise task_unknown(arguments.task, registered, fix)
+  return task_texts(
+    seqio.TaskRegistry.get(arguments.task),
+    arguments.split,
+    features=arguments.feature,
+    max_examples=arguments.max_examples,
+  )
+
+
+def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
+  paths = [path for path in sorted(glob.glob(arguments.files, recursive=True)) if _may_end(path)]
+  if not paths:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "files_missing",
+      path=arguments.files,
+      expected="files of text",
+      got="none that the pattern matches",
+      fix="correct the pattern, and quote it for the shell",
+    )
+  quota = -(-arguments.max_examples // len(paths))
+  return ([line] for path in paths for line in _first_lines(path, quota))
+
+
+def _may_end(path: str) -> bool:
+  """Whether a path is a file, or a pipe as shells make of `<(command)`: devices may give text without end."""
+  mode = os.stat(path).st_mode if os.path.exists(path) else 0
+  return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
+def _first_lines(path: str, count: int) -> Iterator[str]:
+  with io.TextIOWrapper(open_input(path), encoding="utf-8", errors="replace") as file:
+    for _, line in zip(range(count), file, strict=False):
+      yield line.rstrip("\n")
+
+
+def _show(arguments: argparse.Namespace) -> None:
+  try:
+    content = read_file(arguments.file, limit_bytes=_MAX_FILE_BYTES)
+  except ValueError as error:
+    raise _invalid(arguments.file, error) from error
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "vocabulary_missing",
+      path=arguments.file,
+      expected="a SentencePiece model or a tokenizer.json",
+      got=error.strerror,
+      fix="name the file of a vocabulary",
+    ) from error
+  lines = _tokenizer_lines if content.lstrip()[:1] == b"{" else _model_lines
+  print(*lines(arguments.file, content, arguments.text), sep="\n")
+  print(f"sha256: {hashlib.sha256(content).hexdigest()}")
+
+
+def _model_lines(path: str, content: bytes, text: str) -> list[str]:
+  try:
+    processor = processor_of(content)
+  except RuntimeError as error:
+    raise _invalid(path, error) from error
+  size = processor.get_piece_size()
+  if not size:
+    raise _invalid(path, "no pieces")
+  special = {
+    "padding": processor.pad_id(),
+    "end": processor.eos_id(),
+    "unknown": processor.unk_id(),
+    "begin": processor.bos_id(),
+  }
+  ids = ", ".join(f"{name} {'none' if token < 0 else token}" for name, token in special.items())
+  lines = [f"SentencePiece model, {size:,} pieces", f"ids: {ids}"]
+  if special["padding"] != 0:
+    lines.append("SeqIO takes id 0 for padding: train the model with pad_id=0, eos_id=1, unk_id=2")
+  return lines + _encoding(processor.encode_as_pieces(text), processor.encode_as_ids(text))
+
+
+def _tokenizer_lines(path: str, content: bytes, text: str) -> list[str]:
+  # As a vocabulary reads it; of special tokens the file alone does not say which is which.
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
+  tokenizer = HuggingFaceVocabulary(path, pad=None, eos=None, unk=None).tokenizer
+  special = sorted((token, added.content) for token, added in tokenizer.get_added_tokens_decoder().items())
+  encoding = tokenizer.encode(text, add_special_tokens=False)
+  return [
+    f"tokenizer.json ({type(tokenizer.model).__name__}), {tokenizer.get_vocab_size():,} tokens",
+    f"added: {', '.join(f'{name} {token}' for token, name in special[:20]) or 'none'}"
+    + (f", … {len(special):,} in all" if len(special) > 20 else ""),
+    *_encoding(encoding.tokens, encoding.ids),
+  ]
+
+
+def _encoding(tokens: Sequence[str], ids: Sequence[int]) -> list[str]:
+  shown = " ".join(f"{printable(token)}={number}" for token, number in zip(tokens, ids, strict=True))
+  return [f"{len(ids)} tokens: {shown}"]
+
+
+def _invalid(path: str, error: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.DATA,
+    "vocabulary_invalid",
+    path=path,
+    expected="a SentencePiece model or a tokenizer.json",
+    got=str(error).partition("\n")[0],
+    fix="restore the file: it may be cut short, or a Git LFS pointer",
+  )
+
+
+def _usage(got: str, fix: str) -> AnystepError:
+  return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-vocab --help lists them")
+
+
+def _whole(least: int, most: int = MAX_COUNT) -> Any:
+  def parsed(text: str) -> int:
+    # Python reads no number of thousands of digits.
+    if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
+      raise argparse.ArgumentTypeError(f"expected a whole number, {least} to {most}, got {text!r}")
+    return int(text)
+
+  return parsed
+
+
+def _share(text: str) -> float:
+  try:
+    share = float(text)
+  except ValueError:
+    share = 0.0
+  if not 0 < share <= 1:
+    raise argparse.ArgumentTypeError(f"expected a share above 0 and at most 1, got {text!r}")
+  return share
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,181 @@
+"""A cache's copies of the files that vocabularies are made of: kept, and used where those are gone.
+
+A copy is `vocabularies/<sha256 of its bytes>` in the task's directory; a manifest's provenance says which
+feature's vocabulary is made of which.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import seqio
+from etils import epath
+
+from anystep.caches.cache import Cache
+from anystep.caches.manifest import Manifest
+from anystep.earlier_names import known_as
+from anystep.errors import AnystepError, ExitCode
+from anystep.files import names, storage
+from anystep.files.json_files import MALFORMED
+from anystep.limits import MAX_FEATURE_LENGTH, is_count
+from anystep.programs.progress import library_notice
+from anystep.tasks.vocabularies.files import content_of, is_there, use_file
+from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
+from anystep.transforms.identity import describe
+
+# By class, the attribute that names the file.
+_FILES = {
+  seqio.SentencePieceVocabulary: "_sentencepiece_model_file",
+  HuggingFaceVocabulary: "tokenizer_file",
+  seqio.BertWordPieceVocabulary: "_vocab_lookup_table",
+}
+
+
+def file_of(vocabulary: seqio.Vocabulary) -> str | None:
+  """The file that a vocabulary names; None for one without."""
+  attribute = _attribute(vocabulary)
+  name = None if attribute is None else getattr(vocabulary, attribute)
+  return name if isinstance(name, str) else None
+
+
+def vocabulary_digests(task: seqio.Task) -> dict[str, str]:
+  """By output feature, the sha256 of the file that its vocabulary is made of.
+
+  Raises:
+    AnystepError: 66 `vocabulary_missing`.
+  """
+  return {name: _sha256(content_of(file)) for name, file in _files(task).items()}
+
+
+def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Manifest]) -> None:
+  """Copies the files of a task's vocabularies that manifests speak of; what is there already stays.
+
+  Raises:
+    AnystepError: 66 `vocabulary_missing`; 65 `vocabulary_changed` where a file is not what it was when its
+      vocabulary was read.
+  """
+  wanted = {
+    feature: sha256
+    for manifest in manifests
+    for feature, sha256 in manifest.fingerprint.provenance.get("vocabularies", {}).items()
+  }
+  for feature, sha256 in wanted.items():
+    vocabulary = task.output_features[feature].vocabulary
+    content = content_of(_files(task)[feature])
+    path = names.vocabulary_path(directory, sha256)
+    if _sha256(content) == sha256 and not (path.exists() and path.read_bytes() == content):
+      path.parent.mkdir(exist_ok=True)
+      storage.put(path, content)
+    if _sha256(content) != sha256 or not _is_made_of(vocabulary, path):
+      raise AnystepError(
+        ExitCode.DATA,
+        "vocabulary_changed",
+        task=task.name,
+        feature=feature,
+        path=file_of(vocabulary),
+        expected="the file that the task was cached with",
+        got="another one by now",
+        fix="run the same command again, and leave the file alone meanwhile",
+      )
+
+
+def remove_unused_copies(directory: epath.Path, splits: Iterable[str]) -> None:
+  """Removes copies that no manifest of these splits speaks of."""
+  folder = directory / names.VOCABULARIES
+  if not folder.exists():
+    return
+  used: set[str] = set()
+  for split in splits:
+    path = directory / names.manifest_name(split)
+    manifest = Manifest.from_json(path.read_bytes(), path=path)
+    used.update(manifest.fingerprint.provenance.get("vocabularies", {}).values())
+  for path in folder.iterdir():
+    if path.name not in used:
+      path.unlink()
+  if not used:
+    folder.rmdir()
+
+
+def use_copies(task: seqio.Task, cache: Cache) -> None:
+  """Lets a cache's copies stand in for files of a task's vocabularies that are gone; programs tell of it.
+
+  Raises:
+    AnystepError: 65 `file_missing`, `file_changed` where the copy itself is.
+  """
+  for feature, file in _files(task).items():
+    sha256 = cache.vocabularies.get(feature)
+    if sha256 is None or is_there(file):
+      continue
+    cache.vocabulary(sha256)
+    path = names.vocabulary_path(cache.directory, sha256)
+    library_notice(f"{task.name}: {file} cannot be read; the cache's copy is used, {path}")
+    use_file(file, path)
+
+
+def cached_vocabularies(cache: Cache) -> dict[str, seqio.Vocabulary]:
+  """By output feature, the vocabularies that can be made of a cache alone, without its task.
+
+  Bytes, and SentencePiece models and tokenizers of which there is a copy.
+
+  Raises:
+    AnystepError: 65 `file_missing`, `file_changed` where a copy is.
+  """
+  features = cache.manifest.fingerprint.reader.get("output_features", {})
+  made = {}
+  for feature, described in features.items():
+    sha256 = cache.vocabularies.get(feature)
+    # Of what a description leaves open, such as overrides of a normalizer, nothing is guessed.
+    try:
+      vocabulary = _rebuilt(described["vocabulary"], cache, sha256)
+    except MALFORMED:
+      continue
+    if vocabulary is not None and describe(vocabulary) == described["vocabulary"]:
+      made[feature] = vocabulary
+  return made
+
+
+def _rebuilt(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> seqio.Vocabulary | None:
+  extra_ids = described["extra_ids"]
+  if not is_count(extra_ids, most=MAX_FEATURE_LENGTH):
+    return None
+  if described["class"] == _class_name(seqio.ByteVocabulary):
+    return seqio.ByteVocabulary(extra_ids=extra_ids)
+  if sha256 is None:
+    return None
+  cache.vocabulary(sha256)
+  path = str(names.vocabulary_path(cache.directory, sha256))
+  if described["class"] == _class_name(seqio.SentencePieceVocabulary):
+    return seqio.SentencePieceVocabulary(path, extra_ids=extra_ids)
+  if described["class"] == _class_name(HuggingFaceVocabulary):
+    return HuggingFaceVocabulary(path, extra_ids=extra_ids, **described["special_tokens"])
+  return None
+
+
+def _is_made_of(vocabulary: seqio.Vocabulary, path: epath.Path) -> bool:
+  """Whether a vocabulary, as it was read, is what a file makes of it."""
+  attribute = _attribute(vocabulary)
+  if isinstance(vocabulary, seqio.BertWordPieceVocabulary) or attribute is None:
+    return True
+  of_copy = copy.copy(vocabulary)
+  setattr(of_copy, attribute, str(path))
+  return describe(of_copy) == describe(vocabulary)
+
+
+def _files(task: seqio.Task) -> dict[str, str]:
+  files = {name: file_of(feature.vocabulary) for name, feature in task.output_features.items()}
+  return {name: file for name, file in files.items() if file is not None}
+
+
+def _attribute(vocabulary: seqio.Vocabulary) -> str | None:
+  return next((name for kind, name in _FILES.items() if isinstance(vocabulary, kind)), None)
+
+
+def _class_name(kind: type) -> str:
+  return f"{known_as(kind.__module__)}.{kind.__qualname__}"
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()

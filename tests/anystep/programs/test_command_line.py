@@ -1,0 +1,108 @@
+"""Programs read their flags alike, and end with one line and the status of the failure that they met."""
+
+import pytest
+from absl import flags
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.programs.command_line import parse_flags, run_program
+
+
+@pytest.mark.parametrize("code", ExitCode)
+def test_a_program_ends_with_the_errors_code_and_its_line_alone(code, capsys):
+  def fail():
+    raise AnystepError(code, "some_kind", fix="do this", path="x")
+
+  with pytest.raises(SystemExit) as ended:
+    run_program(fail)
+  assert ended.value.code == int(code)
+  captured = capsys.readouterr()
+  assert captured.out == ""
+  assert captured.err == f'ERROR code={int(code)} kind=some_kind path=x fix="do this"\n'
+
+
+def test_notes_stand_before_the_line(capsys):
+  def fail():
+    error = AnystepError(ExitCode.DATA, "some_kind", fix="do this")
+    error.add_note("task=demo shard=3")
+    raise error
+
+  with pytest.raises(SystemExit):
+    run_program(fail)
+  assert capsys.readouterr().err.splitlines() == [
+    "task=demo shard=3",
+    'ERROR code=65 kind=some_kind fix="do this"',
+  ]
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (3, 3), (None, None)])
+def test_a_program_that_does_not_fail_ends_with_its_own_status(status, code, capsys):
+  with pytest.raises(SystemExit) as ended:
+    run_program(lambda: status)
+  assert ended.value.code == code
+  assert capsys.readouterr() == ("", "")
+
+
+def test_an_interrupted_program_ends_as_shells_expect():
+  def interrupt():
+    raise KeyboardInterrupt
+
+  with pytest.raises(SystemExit) as ended:
+    run_program(interrupt)
+  assert ended.value.code == 130
+
+
+def test_a_path_on_what_nobody_knows_is_one_line(capsys):
+  with pytest.raises(SystemExit) as ended:
+    run_program(lambda: epath.Path("ftp://somewhere/else"))
+  assert ended.value.code == 78
+  assert "kind=store_unsupported" in capsys.readouterr().err
+
+
+def test_a_failure_that_nobody_foresaw_keeps_its_traceback():
+  with pytest.raises(ZeroDivisionError):
+    run_program(lambda: 1 // 0)
+
+
+def parsed(*arguments):
+  values = flags.FlagValues()
+  flags.DEFINE_integer("seed", 0, "The seed.", flag_values=values)
+  flags.DEFINE_string("output_dir", None, "Where to.", required=True, flag_values=values)
+  parse_flags(values, ["anystep-demo", *arguments], program="anystep-demo", text="Demonstrates.")
+  return values
+
+
+@pytest.mark.parametrize("arguments", [["--output_dir=x", "--seed=3"], ["--seed", "3", "--output_dir", "x"]])
+def test_flags_have_the_values_that_were_given(arguments):
+  values = parsed(*arguments)
+  assert (values.output_dir, values.seed) == ("x", 3)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "named"),
+  [
+    ([], "output_dir"),
+    (["--output_dir=x", "--sead=3"], "sead"),
+    (["--output_dir=x", "--seed=three"], "three"),
+    (["--output_dir=x", "--seed="], "seed"),
+    (["--output_dir=x", "seed=3"], "seed=3"),
+    (["--output_dir=x", "--", "more", "words"], "more words"),
+  ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, named):
+  with pytest.raises(AnystepError) as refused:
+    parsed(*arguments)
+  assert (refused.value.code, refused.value.kind) == (64, "flags")
+  assert named in refused.value.fields["got"]
+  assert "--" in refused.value.fix
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--output_dir=x", "--help"]])
+def test_help_lists_the_flags_and_ends_well(arguments, capsys):
+  with pytest.raises(SystemExit) as ended:
+    parsed(*arguments)
+  assert ended.value.code == 0
+  shown = capsys.readouterr().out
+  assert shown.startswith("Demonstrates.\n")
+  assert "--output_dir" in shown
+  assert "The seed." in shown

@@ -1,0 +1,234 @@
+"""A dry run says what the job would do and about how much it would write, and does nothing."""
+
+import functools
+import gzip
+import math
+import re
+
+import numpy as np
+import pytest
+import seqio
+import small_tasks
+import tensorflow as tf
+from job_runs import registered, run_job, stamps_of
+
+from anystep.cache_job.completion import completion
+from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.planning import estimates
+from anystep.cache_job.planning.estimates import Estimate, estimate_split, human_bytes
+from anystep.cache_job.planning.task_work import task_work
+from anystep.caches.cache import open_cache
+from anystep.errors import AnystepError
+from anystep.tasks.sources.in_place import HeldOutDataSource, TextDataSource
+
+LIGHT = (small_tasks.observe, small_tasks.split_and_drop)
+TASK = small_tasks.task("small_dry", before=LIGHT, sizes={"train": (4, 3), "validation": (5,)})
+
+
+def as_targets(dataset):
+  return dataset.map(lambda line: {"targets": line})
+
+
+def drop_all(dataset):
+  return dataset.filter(lambda line: False)
+
+
+def lines_task(directory, *, name="small_lines", before=(as_targets,), num_input_examples=None):
+  """A task of the lines of the files in a directory, which are bytes once they are cached."""
+  return seqio.Task(
+    name,
+    source=seqio.TextLineDataSource(
+      {"train": str(directory / "*")},
+      num_input_examples=num_input_examples and {"train": num_input_examples},
+    ),
+    preprocessors=[*before, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize],
+    output_features={"targets": seqio.Feature(small_tasks.VOCABULARY)},
+  )
+
+
+@pytest.fixture
+def lines_dir(tmp_path):
+  """Two files of lines of words, one of them with nothing."""
+  rng = np.random.default_rng(0)
+  words = np.array(["".join(rng.choice(list("abcdefgh"), rng.integers(2, 9))) for _ in range(500)])
+  lines = [" ".join(rng.choice(words, rng.integers(20, 60))) for _ in range(3000)]
+  (tmp_path / "lines").mkdir()
+  (tmp_path / "lines" / "0").write_text("")
+  (tmp_path / "lines" / "1").write_text("".join(f"{line}\n" for line in lines))
+  return tmp_path / "lines"
+
+
+def job_of(task, root, split="train", **options):
+  jobs = task_work(task, CacheOptions(cache_dir=str(root), **options)).jobs
+  return next(job for job in jobs if job.split == split)
+
+
+def dry_run(cache_dir, capsys, *flags):
+  """What it prints, after a check that it changed nothing."""
+  before = stamps_of(cache_dir)
+  capsys.readouterr()
+  run_job(cache_dir, "--dry_run", *flags, tasks=TASK.name)
+  assert stamps_of(cache_dir) == before
+  return capsys.readouterr().out.splitlines()
+
+
+def test_a_dry_run_says_what_is_done_and_what_is_left_to_do(tmp_path, capsys, monkeypatch):
+  cache_dir = tmp_path / "cache"
+  about = r"about \d examples?, [\d.]+ (Ki)?B and [\d.]+ (Ki)?B of temporary disk"
+  with registered(TASK):
+    lines = dry_run(cache_dir, capsys, "--output_format=tfrecord")
+    assert lines[0] == f"small_dry: to {cache_dir / 'small_dry'}"
+    assert re.fullmatch(f"  train: 2 source shards, would be cached as tfrecord: {about}", lines[1])
+    assert re.fullmatch(f"  validation: 1 source shard, would be cached as tfrecord: {about}", lines[2])
+    assert not cache_dir.exists()
+
+    monkeypatch.setenv("SMALL_TASKS_RAISE_AT", "train-1-2")
+    with pytest.raises(AnystepError, match="indigestible"):
+      run_job(cache_dir, "--splits=train", tasks=TASK.name)
+    # A few examples of the first source shard are tried.
+    lines = dry_run(cache_dir, capsys)
+    assert lines[1].startswith("  train: 2 source shards, 1 of them preprocessed by an earlier run, would be")
+    monkeypatch.delenv("SMALL_TASKS_RAISE_AT")
+
+    run_job(cache_dir, "--splits=train", tasks=TASK.name)
+    # What is complete is not tried.
+    monkeypatch.setenv("SMALL_TASKS_RAISE_AT", "train-0-1")
+    lines = dry_run(cache_dir, capsys)
+    assert lines[1] == "  train: complete, left as it is"
+    assert lines[2].startswith(
+      "  validation: 1 source shard, would be cached as array_record: about 4 examples,"
+    )
+    assert dry_run(cache_dir, capsys, "--splits=train") == ["small_dry: the cache is complete, left as it is"]
+
+
+def test_a_dry_run_ends_as_the_job_would_where_that_is_refused(tmp_path, monkeypatch):
+  with registered(TASK):
+    with pytest.raises(AnystepError, match="split_unknown"):
+      run_job(tmp_path, "--dry_run", "--splits=nothing", tasks=TASK.name)
+    monkeypatch.setenv("SMALL_TASKS_RAISE_AT", "train-0-3")
+    with pytest.raises(AnystepError, match="train-0-3 is indigestible") as caught:
+      run_job(tmp_path, "--dry_run", tasks=TASK.name)
+  assert (caught.value.code, caught.value.kind) == (65, "preprocessor_failed")
+  expected = {"task": "small_dry", "split": "train", "source_shard": "train part 0", "place": 3}
+  assert {name: caught.value.fields[name] for name in expected} == expected
+  assert caught.value.fields["preprocessor"] == "observe"
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_does_not_give_what_it_says_is_told_by_the_dry_run(tmp_path):
+  task = small_tasks.task("small_untokenized", before=LIGHT, after=(), sizes={"train": (4,)})
+  with pytest.raises(AnystepError) as caught:
+    estimate_split(task, job_of(task, tmp_path))
+  assert (caught.value.code, caught.value.kind) == (78, "output_feature")
+  assert caught.value.fields["got"] == "string of rank 0"
+
+
+def give_nothing(dataset):
+  dataset.map(lambda example: example)
+
+
+@pytest.mark.parametrize("after", [(), LIGHT])
+def test_a_preprocessor_that_returns_no_dataset_is_named(tmp_path, after):
+  task = small_tasks.task("small_nothing", before=(give_nothing, *after), after=(), sizes={"train": (4,)})
+  with pytest.raises(AnystepError) as caught:
+    estimate_split(task, job_of(task, tmp_path))
+  assert (caught.value.kind, caught.value.fields["preprocessor"]) == ("preprocessor_failed", "give_nothing")
+
+
+def test_a_source_that_cannot_be_read_is_told_by_the_dry_run(tmp_path):
+  record = tmp_path / "records" / "part"
+  record.parent.mkdir()
+  record.write_bytes(b"no TFRecord file")
+  parse = {"targets": tf.io.FixedLenFeature([], tf.string)}
+  task = seqio.Task(
+    "small_unreadable",
+    source=seqio.TFExampleDataSource({"train": str(record)}, parse),
+    preprocessors=[seqio.CacheDatasetPlaceholder()],
+    output_features={},
+  )
+  with pytest.raises(AnystepError, match="DataLossError") as caught:
+    estimate_split(task, job_of(task, tmp_path / "cache"))
+  assert (caught.value.code, caught.value.kind) == (66, "source_unreadable")
+  assert (caught.value.fields["task"], caught.value.fields["source_shard"]) == (task.name, str(record))
+
+
+@pytest.mark.parametrize("container", ["array_record", pytest.param("tfrecord", marks=pytest.mark.soak)])
+def test_estimates_are_near_what_the_job_writes(tmp_path, lines_dir, container, monkeypatch):
+  monkeypatch.setattr(completion, "_remove_buildings", lambda *_: None)
+  # However slow the machine is, it counts to the end.
+  monkeypatch.setattr(estimates, "_COUNT_SECONDS", math.inf)
+  task = lines_task(lines_dir)
+  with registered(task):
+    found = estimate_split(task, job_of(task, tmp_path / "c", container=container, num_shards=8))
+    run_job(tmp_path / "c", f"--output_format={container}", "--num_shards=8", tasks=task.name)
+  manifest = open_cache(tmp_path / "c", task.name, "train").manifest
+  assert found.examples == manifest.num_examples == 3000
+  assert found.cache_bytes == pytest.approx(sum(file.bytes for file in manifest.files), rel=0.15)
+  left = [path.stat().st_size for path in tmp_path.rglob("s*-0000?.*") if path.suffix != ".json"]
+  # A source shard without examples leaves no spill.
+  assert len(left) == 2
+  assert found.temporary_bytes == pytest.approx(sum(left), rel=0.15)
+
+
+def estimated_examples(task, tmp_path, **options):
+  found = estimate_split(task, job_of(task, tmp_path / "cache", **options))
+  return found.examples
+
+
+class TestHowManyExamples:
+  """The source tells, or is counted, or the sizes of its files tell; else nobody does."""
+
+  def test_is_what_the_source_says(self, tmp_path, lines_dir):
+    assert estimated_examples(lines_task(lines_dir, num_input_examples=70_000), tmp_path) == 70_000
+
+  def test_follows_from_files_that_were_counted(self, tmp_path, lines_dir, monkeypatch):
+    (lines_dir / "2").write_bytes((lines_dir / "1").read_bytes() * 9)
+    ticks = iter([0.0, *[0.1] * 3, *[9.0] * 99])
+    monkeypatch.setattr(estimates.time, "monotonic", lambda: next(ticks))
+    assert estimated_examples(lines_task(lines_dir), tmp_path) == 30_000
+
+  def test_follows_from_the_bytes_of_lines(self, tmp_path, lines_dir, monkeypatch):
+    monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
+    assert estimated_examples(lines_task(lines_dir), tmp_path) == pytest.approx(3000, rel=0.1)
+
+  def test_follows_from_the_bytes_of_files_of_which_some_is_held_out(self, tmp_path, lines_dir, monkeypatch):
+    monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
+    (lines_dir / "0").write_bytes((lines_dir / "1").read_bytes())
+    lines = TextDataSource({"train": str(lines_dir / "*")}, column="text")
+    task = seqio.Task(
+      "small_held_out",
+      source=HeldOutDataSource(lines, 10),
+      preprocessors=[
+        functools.partial(seqio.preprocessors.rekey, key_map={"targets": "text"}),
+        seqio.CacheDatasetPlaceholder(),
+      ],
+      output_features={},
+    )
+    assert estimated_examples(task, tmp_path) == pytest.approx(6000, rel=0.2)
+
+  def test_is_unknown_of_compressed_files_that_take_long_to_count(self, tmp_path, lines_dir, monkeypatch):
+    monkeypatch.setattr(estimates, "_COUNT_SECONDS", -1)
+    packed = gzip.compress((lines_dir / "1").read_bytes())
+    (lines_dir / "1").write_bytes(packed)
+    task = lines_task(lines_dir)
+    gunzipped = seqio.FileDataSource(
+      lambda path: tf.data.TextLineDataset(path, compression_type="GZIP"), {"train": str(lines_dir / "*")}
+    )
+    task = seqio.Task(
+      task.name, source=gunzipped, preprocessors=task.preprocessors, output_features=task.output_features
+    )
+    found = estimate_split(task, job_of(task, tmp_path / "cache"))
+    assert found.examples is None
+    assert re.fullmatch(r"about \d+ B and \d+ B of temporary disk for each example, of which .*", str(found))
+
+  def test_is_unknown_where_the_first_give_none(self, tmp_path, lines_dir, capsys):
+    task = lines_task(lines_dir, before=(drop_all, as_targets))
+    with registered(task):
+      run_job(tmp_path / "cache", "--dry_run", tasks=task.name)
+    assert "how much cannot be known, for the first examples give none" in capsys.readouterr().out
+
+
+def test_numbers_are_rounded_and_have_units_that_people_read():
+  found = Estimate(examples=123_456, cache_bytes=int(2.5 * 2**30), temporary_bytes=0)
+  assert str(found) == "about 123,000 examples, 2.5 GiB and 0 B of temporary disk"
+  assert [human_bytes(1023), human_bytes(1024), human_bytes(2**40)] == ["1023 B", "1.0 KiB", "1.0 TiB"]

@@ -1,0 +1,83 @@
+"""Schedules against T5X's numbers and the formulas written out."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from anystep.train.models.learning_rates import learning_rate_schedule
+
+T5X = Path(__file__).parents[2] / "fixtures" / "t5x_t5_1_1"
+
+
+@pytest.fixture(autouse=True)
+def strict_jax():
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    yield
+
+
+def test_rates_are_those_t5x_logged():
+  schedule = learning_rate_schedule("constant * rsqrt_decay", base_learning_rate=0.5, warmup_steps=10)
+  logged = json.loads((T5X / "metrics.json").read_text())["learning_rate_by_step"]
+  # T5X logs after the update: what it calls step 1 used the rate of step 0.
+  assert {step: float(schedule(int(step) - 1)) for step in logged} == pytest.approx(logged, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("factors", "step", "expected"),
+  [
+    ("constant", 7, 2.0),
+    ("constant*linear_warmup", 0, 1e-8),
+    ("constant * linear_warmup", 5, 1.0),
+    ("constant * linear_warmup", 50, 2.0),
+    ("linear_decay", 5, 1.0),
+    ("linear_decay", 10, 2.0),
+    ("linear_decay", 15, 1.0),
+    ("linear_decay", 99, 1e-8),
+    ("rsqrt_decay", 5, 1 / math.sqrt(10)),
+    ("rsqrt_decay", 40, 1 / math.sqrt(40)),
+    ("rsqrt_normalized_decay", 5, 1.0),
+    ("rsqrt_normalized_decay", 40, 0.5),
+    ("constant * decay_every", 19, 2.0),
+    ("constant * decay_every", 45, 2.0 * 0.1**2),
+    ("cosine_decay", 10, 1.0),
+    ("cosine_decay", 60, 0.5),
+    ("cosine_decay", 110, 1e-8 + 1.0),
+  ],
+)
+def test_factors_are_those_of_the_table(factors, step, expected):
+  schedule = learning_rate_schedule(
+    factors,
+    base_learning_rate=2.0,
+    warmup_steps=10,
+    decay_factor=0.1,
+    steps_per_decay=20,
+    steps_per_cycle=100,
+  )
+  for t in (step, jnp.int32(step)):
+    rate = jax.jit(schedule)(t)
+    assert rate.dtype == jnp.float32
+    assert float(rate) == pytest.approx(expected, rel=1e-5)
+
+
+def test_steps_are_counted_from_the_offset():
+  options = {"base_learning_rate": 1.0, "warmup_steps": 4}
+  shifted = learning_rate_schedule("rsqrt_decay", step_offset=100, **options)
+  plain = learning_rate_schedule("rsqrt_decay", **options)
+  assert [shifted(step) for step in (50, 100, 150)] == [plain(step) for step in (0, 0, 50)]
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"factors": "constant * rsqrt_decy"}, "unknown factor 'rsqrt_decy' .* did you mean 'rsqrt_decay'"),
+    ({"factors": "constant +"}, "unknown factor 'constant \\+'"),
+    ({"factors": "constant", "warmup_steps": 0}, "warmup_steps: expected at least 1, got 0"),
+  ],
+)
+def test_a_schedule_that_cannot_be_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    learning_rate_schedule(**options)

@@ -1,0 +1,135 @@
+"""What a model reports about a batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.network.t5 import T5Config, Transformer
+
+MODULE = Transformer(
+  T5Config(
+    vocab_size=32, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1, num_decoder_layers=1
+  )
+)
+BATCH = {
+  "encoder_input_tokens": np.array([[5, 6, 7, 1], [4, 3, 1, 0]], np.int32),
+  "decoder_input_tokens": np.array([[0, 11, 12, 13], [0, 14, 0, 0]], np.int32),
+  "decoder_target_tokens": np.array([[11, 12, 13, 1], [14, 1, 0, 0]], np.int32),
+  "decoder_loss_weights": np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.int32),
+}
+
+
+@pytest.fixture(autouse=True)
+def strict_jax():
+  with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+    yield
+
+
+@pytest.fixture(scope="module")
+def params():
+  return EncoderDecoderModel(MODULE).init(jax.random.key(0))
+
+
+def loss_and_metrics(model, params, batch=BATCH):
+  return jax.jit(model.loss_fn)(params, batch)
+
+
+def scored(model, params, batch=BATCH):
+  return jax.jit(model.score_batch)(params, batch)
+
+
+def test_scores_are_log_likelihoods(params):
+  model = EncoderDecoderModel(MODULE, z_loss=0.1, label_smoothing=0.1)
+  scores = scored(model, params)
+  loss, metrics = loss_and_metrics(EncoderDecoderModel(MODULE, z_loss=0.0), params)
+  assert float(jnp.sum(scores["scores"])) == pytest.approx(-float(loss), rel=1e-5)
+  np.testing.assert_allclose(jnp.sum(scores["token_scores"], axis=1), scores["scores"], rtol=1e-6)
+  assert np.all(np.asarray(scores["token_scores"])[BATCH["decoder_loss_weights"] == 0] == 0)
+  assert np.all(np.asarray(scores["token_scores"])[BATCH["decoder_loss_weights"] == 1] < 0)
+  assert scores["predictions"].dtype == jnp.int32
+  hits = (scores["predictions"] == BATCH["decoder_target_tokens"]) & (BATCH["decoder_loss_weights"] > 0)
+  assert int(metrics["correct"]) == int(np.sum(hits))
+
+
+def test_correct_counts_targets_with_the_highest_logit(params):
+  model = EncoderDecoderModel(MODULE)
+  predictions = scored(model, params)["predictions"]
+  # The mask knows only which targets are padding: these may change without changing a logit.
+  easy = np.where(BATCH["decoder_target_tokens"] > 0, np.maximum(predictions, 1), 0)
+  _, metrics = loss_and_metrics(model, params, BATCH | {"decoder_target_tokens": easy})
+  assert float(metrics["correct"]) == float(metrics["weight_sum"]) == 6.0
+
+
+def test_scores_ignore_how_large_a_weight_is(params):
+  model = EncoderDecoderModel(MODULE)
+  heavier = BATCH | {"decoder_loss_weights": BATCH["decoder_loss_weights"] * 3}
+  jax.tree.map(np.testing.assert_array_equal, scored(model, params, heavier), scored(model, params))
+
+
+def test_z_loss_is_reported_as_part_of_the_loss(params):
+  with_z, metrics = loss_and_metrics(EncoderDecoderModel(MODULE, z_loss=0.1), params)
+  without_z, _ = loss_and_metrics(EncoderDecoderModel(MODULE, z_loss=0.0), params)
+  assert float(metrics["z_loss"]) == pytest.approx(float(with_z - without_z), rel=1e-4)
+  assert metrics["loss"] == with_z
+
+
+@pytest.mark.parametrize(
+  ("factor", "divisor"), [(None, 1), (2.0, 2), ("NUM_REAL_TARGET_TOKENS", 6), ("NUM_TOTAL_TARGET_TOKENS", 8)]
+)
+def test_the_factor_divides_the_loss_but_not_the_metrics(params, factor, divisor):
+  plain, plain_metrics = loss_and_metrics(EncoderDecoderModel(MODULE), params)
+  loss, metrics = loss_and_metrics(EncoderDecoderModel(MODULE, loss_normalizing_factor=factor), params)
+  assert float(loss) == pytest.approx(float(plain) / divisor, rel=1e-6)
+  assert metrics == plain_metrics
+
+
+def test_an_average_per_sequence_counts_rows_alike(params):
+  model = EncoderDecoderModel(MODULE, z_loss=0.0, loss_normalizing_factor="AVERAGE_PER_SEQUENCE")
+  loss, _ = loss_and_metrics(model, params)
+  scores = scored(model, params)["scores"]
+  assert float(loss) == pytest.approx(-float(scores[0] / 4 + scores[1] / 2) / 2, rel=1e-5)
+
+
+def test_an_average_per_sequence_counts_packed_examples_alike(params):
+  model = EncoderDecoderModel(MODULE, loss_normalizing_factor="AVERAGE_PER_SEQUENCE")
+  packed = {
+    "encoder_input_tokens": np.array([[5, 6, 7, 1, 4, 3, 1]], np.int32),
+    "encoder_segment_ids": np.array([[1, 1, 1, 1, 2, 2, 2]], np.int32),
+    "decoder_input_tokens": np.array([[0, 11, 12, 13, 0, 14]], np.int32),
+    "decoder_target_tokens": np.array([[11, 12, 13, 1, 14, 1]], np.int32),
+    "decoder_segment_ids": np.array([[1, 1, 1, 1, 2, 2]], np.int32),
+    "decoder_loss_weights": np.ones((1, 6), np.int32),
+  }
+  together, _ = loss_and_metrics(model, params, packed)
+  apart, _ = loss_and_metrics(model, params)
+  assert float(together) == pytest.approx(float(apart), rel=1e-5)
+
+
+def test_initial_parameters_are_a_function_of_the_key_alone():
+  model = EncoderDecoderModel(MODULE)
+  shapes = {name: array.shape for name, array in BATCH.items()}
+  same = [model.init(jax.random.key(3)), model.init(jax.random.key(3), shapes)]
+  jax.tree.map(np.testing.assert_array_equal, *same)
+  kernel = same[0]["decoder"]["logits_dense"]["kernel"]
+  assert np.any(kernel != model.init(jax.random.key(4))["decoder"]["logits_dense"]["kernel"])
+
+
+def test_a_batch_without_a_feature_is_refused(params):
+  batch = {name: array for name, array in BATCH.items() if name != "decoder_loss_weights"}
+  with pytest.raises(ValueError, match=r"\['decoder_loss_weights'\] missing"):
+    EncoderDecoderModel(MODULE).loss_fn(params, batch)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"label_smoothing": 1.0}, r"label_smoothing: expected a rate in \[0, 1\), got 1.0"),
+    ({"loss_normalizing_factor": "NUM_TOKENS"}, "one of NUM_REAL_TARGET_TOKENS, .* got 'NUM_TOKENS'"),
+    ({"loss_normalizing_factor": 0}, "expected a number to divide by, got 0"),
+  ],
+)
+def test_a_model_that_cannot_be_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    EncoderDecoderModel(MODULE, **options)

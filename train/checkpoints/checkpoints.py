@@ -1,0 +1,292 @@
+"""Checkpoints: whole or not at all, and never taken for what they are not (design section 8)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import uuid
+from collections.abc import Mapping
+
+from etils import epath
+
+from anystep.caches.manifest import canonical_json
+from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.files import storage
+from anystep.files.json_files import MALFORMED, read_json
+from anystep.train.checkpoints.integrity import (
+  COMMITTED,
+  INTEGRITY,
+  UNFINISHED,
+  check_files,
+  read_integrity,
+  write_integrity,
+)
+from anystep.train.checkpoints.saved_arrays import restore_arrays, save_arrays
+from anystep.train.configuration.built_values import Value
+from anystep.train.datasets.data_state import DATA_FILES, DataState, file_name, read_state
+from anystep.train.models.train_state import TrainState
+
+_STATE, _TRAINED_WITH = "state", "trained_with.json"
+_TRAINED_WITH_VERSION = 1
+_DIRECTORY = re.compile(r"checkpoint_(0|[1-9][0-9]*)\Z")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+  """When checkpoints are written.
+
+  Attributes:
+    period_steps: one at each multiple of it, and one at the end.
+    keep: how many of the newest stay; None for all.
+  """
+
+  period_steps: int
+  keep: int | None = None
+
+  def __post_init__(self):
+    if self.period_steps < 1 or (self.keep is not None and self.keep < 1):
+      raise ValueError(f"period_steps and keep are at least 1, not {self.period_steps} and {self.keep}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+  """What a checkpoint says beside its arrays.
+
+  Attributes:
+    step: steps done.
+    data: the data's state.
+    run: the run that wrote it, see `run_identity`; None in those of version 1.
+    trained_with: the values that decided its parameters, see `built_values`; None in those of version 1.
+  """
+
+  step: int
+  data: DataState
+  run: str | None
+  trained_with: Mapping[str, Value] | None
+
+
+def checkpoint_directory(model_dir: epath.PathLike, step: int) -> epath.Path:
+  """Where the checkpoint of a step is; absolute, as Orbax asks."""
+  return epath.Path(model_dir).resolve() / f"checkpoint_{step}"
+
+
+def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
+  """Steps of the committed checkpoints, ascending."""
+  return sorted(step for step, path in _directories(model_dir).items() if (path / COMMITTED).exists())
+
+
+def save_checkpoint(
+  model_dir: epath.PathLike,
+  state: TrainState,
+  *,
+  data: DataState,
+  run: str,
+  trained_with: Mapping[str, Value],
+) -> epath.Path:
+  """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there.
+
+  Raises:
+    AnystepError: 73 `checkpoint_foreign` where that directory is another program's; 74 `checkpoint_write`.
+  """
+  step = int(state.step)
+  directory = checkpoint_directory(model_dir, step)
+  if directory.exists():
+    _check_ours(directory)
+    _remove(directory)
+  directory.mkdir(parents=True)
+  # First and last: it tells an unfinished checkpoint of ours from another program's, and from a damaged one.
+  (directory / UNFINISHED).touch()
+  (directory / file_name(data)).write_text(data.to_json())
+  document = {"version": _TRAINED_WITH_VERSION, "values": dict(trained_with)}
+  (directory / _TRAINED_WITH).write_text(canonical_json(document, indent=1) + "\n")
+  save_arrays(directory / _STATE, state)
+  marker = write_integrity(directory, step=step, run=run)
+  _flush_to_disk(directory)
+  # All that it vouches for is on the disk, the directory's own name included.
+  storage.put(directory / COMMITTED, marker.encode())
+  (directory / UNFINISHED).unlink()
+  return directory
+
+
+def remove_old_checkpoints(model_dir: epath.PathLike, keep: int | None) -> None:
+  """Removes all but the newest checkpoints."""
+  for step in checkpoint_steps(model_dir)[: -keep if keep else 0]:
+    _remove(checkpoint_directory(model_dir, step))
+
+
+def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
+  """Renames the checkpoints after a step that training goes on from: they could not be read."""
+  for later in checkpoint_steps(model_dir):
+    if later > step:
+      directory = checkpoint_directory(model_dir, later)
+      aside = directory.with_name(f"unreadable_{directory.name}_{uuid.uuid4().hex[:8]}")
+      directory.rename(aside)
+      print(f"checkpoint_{later} is kept as {aside.name}", file=sys.stderr)
+
+
+def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None) -> Checkpoint | None:
+  """The newest checkpoint that can be read; None where there is no checkpoint.
+
+  One that cannot be read is reported and the one before it is tried.
+
+  Args:
+    model_dir: the run's directory.
+    before_step: only earlier ones are asked for, as where the arrays of this one could not be restored.
+
+  Raises:
+    AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read; any but 65
+      where it is the system that fails, and no checkpoint.
+  """
+  directories = _directories(model_dir)
+  committed = checkpoint_steps(model_dir)
+  if before_step is None:
+    for step in sorted(directories.keys() - set(committed)):
+      print(f"checkpoint_{step} was never finished and does not count", file=sys.stderr)
+  for step in reversed(committed):
+    if before_step is not None and step >= before_step:
+      continue
+    try:
+      return _read(directories[step], step)
+    except AnystepError as error:
+      # Set aside is what was damaged, not what nobody could look at.
+      if error.code != ExitCode.DATA:
+        raise
+      report_unreadable(step, error)
+  # Where a save was killed the checkpoint counts as never begun.
+  finished = {step for step, path in directories.items() if not _is_unfinished(path)}
+  if finished:
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoints_unreadable",
+      path=model_dir,
+      got=f"{len(finished)} checkpoints, none readable",
+      fix="restore one from a copy, or train from step 0 in another MODEL_DIR",
+    )
+  return None
+
+
+def report_unreadable(step: int, error: AnystepError) -> None:
+  """Says why a checkpoint is not used."""
+  print(f"checkpoint_{step} cannot be read: {error}", file=sys.stderr)
+
+
+def restore_state(model_dir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
+  """The state of a checkpoint, on the devices that the abstract state names.
+
+  Raises:
+    AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
+      65 `checkpoint_corrupt`; 65 `checkpoint_step` where the state is of another step than the directory.
+  """
+  directory = checkpoint_directory(model_dir, step)
+  state = restore_arrays(directory / _STATE, abstract)
+  _check_step(directory, step, int(state.step))
+  return state
+
+
+def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
+  """All checkpoint directories by step, whatever is in them."""
+  root = epath.Path(model_dir).resolve()
+  if not root.exists():
+    return {}
+  matches = ((path, _DIRECTORY.match(path.name)) for path in root.iterdir())
+  return {int(match[1]): path for path, match in matches if match}
+
+
+def _is_unfinished(directory: epath.Path) -> bool:
+  """Whether a save, or a removal, of ours ended in the middle of it."""
+  names = {path.name for path in directory.iterdir()}
+  # Version 1 had no file that says so.
+  begun = UNFINISHED in names or (not names.isdisjoint(DATA_FILES) and INTEGRITY not in names)
+  return not names or (begun and COMMITTED not in names)
+
+
+def _check_ours(directory: epath.Path) -> None:
+  if not _is_unfinished(directory) and not any((directory / name).exists() for name in DATA_FILES):
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "checkpoint_foreign",
+      path=directory,
+      expected="no directory, or a checkpoint of this run",
+      got="another program's files",
+      fix="train in another MODEL_DIR",
+    )
+
+
+def _remove(directory: epath.Path) -> None:
+  """Removes a checkpoint, which first stops being committed, and is known as ours to the end."""
+  (directory / UNFINISHED).touch()
+  (directory / COMMITTED).unlink(missing_ok=True)
+  for path in directory.iterdir():
+    if path.is_dir():
+      path.rmtree()
+    elif path.name != UNFINISHED:
+      path.unlink()
+  (directory / UNFINISHED).unlink()
+  directory.rmdir()
+
+
+def _flush_to_disk(directory: epath.Path) -> None:
+  """Makes a local file system write out files, and their directories' names, before what vouches for them."""
+  if not os.path.isdir(directory):
+    return
+  for folder, _, names in os.walk(directory):
+    for path in [*(os.path.join(folder, name) for name in names), folder]:
+      storage.sync(path)
+  storage.sync(directory.parent)
+
+
+def _read(directory: epath.Path, step: int) -> Checkpoint:
+  """A checkpoint, of which every file is what its writer noted.
+
+  Raises:
+    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`,
+      `open_file`.
+  """
+  integrity = read_integrity(directory)
+  if integrity.step is not None:
+    _check_step(directory, step, integrity.step)
+  check_files(directory, integrity)
+  noted = integrity.files.keys()
+  data_files = noted & set(DATA_FILES)
+  if len(data_files) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoint_integrity",
+      path=directory / INTEGRITY,
+      got="not what a checkpoint consists of",
+      fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
+    )
+  values = None
+  if integrity.run is not None:
+    values = _values_of(directory / _TRAINED_WITH)
+  # The one that is vouched for, whatever else lies there.
+  data = read_state(directory / data_files.pop())
+  return Checkpoint(step=step, data=data, run=integrity.run, trained_with=values)
+
+
+def _values_of(path: epath.Path) -> Mapping[str, Value]:
+  try:
+    document = read_json(path)
+    if document["version"] != _TRAINED_WITH_VERSION:
+      raise ValueError(f"version {document['version']!r}, not {_TRAINED_WITH_VERSION}")
+    if not isinstance(document["values"], Mapping):
+      raise ValueError("values are no object")
+    return document["values"]
+  except MALFORMED as error:
+    fix = "restore it from a copy, or remove this checkpoint to resume from the one before it"
+    raise invalid_file("checkpoint_integrity", error, path=path, fix=fix) from error
+
+
+def _check_step(directory: epath.Path, step: int, inside: int) -> None:
+  """Refuses a checkpoint whose directory was renamed, or copied to another name."""
+  if inside != step:
+    raise AnystepError(
+      ExitCode.DATA,
+      "checkpoint_step",
+      path=directory,
+      expected=f"the state of step {step}",
+      got=f"the state of step {inside}",
+      fix=f"rename it back to checkpoint_{inside}, or remove it to resume from the one before it",
+    )

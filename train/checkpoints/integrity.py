@@ -1,0 +1,138 @@
+"""What a checkpoint's files are: sizes and hashes, noted by the process that wrote them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+from etils import epath
+
+from anystep.caches.manifest import canonical_json
+from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.files import storage
+from anystep.files.input_files import open_file, read_file
+from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.names import COMMIT_SUCCESS
+from anystep.limits import MAX_JSON_BYTES, is_count
+
+COMMITTED = COMMIT_SUCCESS
+INTEGRITY = "integrity.json"
+# A checkpoint that is being written, or removed, has this file until it has a marker, or nothing else.
+UNFINISHED = "unfinished"
+_VERSION = 2
+# The hash of each version. CRC-32C cannot tell OCDBT's files apart: they end in their own, which makes that
+# of the whole a constant.
+_ALGORITHMS = {1: "crc32c", 2: "blake2b"}
+# Files may have gigabytes: they are hashed piece by piece.
+_PIECE_BYTES = 1 << 22
+_DIGEST_BYTES = 32
+_FIX = "restore the file from a copy, or remove this checkpoint to resume from the one before it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Integrity:
+  """What the writer of a checkpoint noted.
+
+  Attributes:
+    algorithm: of the hashes.
+    files: by path in the checkpoint, size and hash, as `fingerprint` gives them.
+    step: the step that it is of; None in version 1, which did not note it.
+    run: the run that wrote it, see `run_identity`; None in version 1.
+  """
+
+  algorithm: str
+  files: Mapping[str, Mapping[str, Any]]
+  step: int | None
+  run: str | None
+
+
+def write_integrity(directory: epath.Path, *, step: int, run: str) -> str:
+  """Notes all files of a checkpoint as they are now; returns the text of the marker that vouches for them."""
+  files = {name: fingerprint(directory / name) for name in file_names(directory) if name != UNFINISHED}
+  document = {"version": _VERSION, "step": step, "run": run, "files": files}
+  text = canonical_json(document, indent=1) + "\n"
+  storage.put(directory / INTEGRITY, text.encode())
+  return _sha256(text)
+
+
+def read_integrity(directory: epath.Path) -> Integrity:
+  """What was noted, where the marker vouches for it.
+
+  Raises:
+    AnystepError: 65 `checkpoint_integrity`.
+  """
+  path = directory / INTEGRITY
+  try:
+    text = _text_of(path)
+    if _text_of(directory / COMMITTED) == _sha256(text):
+      return _parsed(parse_json(text))
+    reason = "not what the marker vouches for"
+  except (*MALFORMED, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    reason = one_line(error)
+  raise AnystepError(ExitCode.DATA, "checkpoint_integrity", path=path, got=reason, fix=_FIX)
+
+
+def _text_of(path: epath.Path) -> str:
+  return read_file(path, limit_bytes=MAX_JSON_BYTES).decode()
+
+
+def _parsed(document: dict[str, Any]) -> Integrity:
+  algorithm, files = _ALGORITHMS[document["version"]], document["files"]
+  if not all(noted.keys() == {"bytes", algorithm} for noted in files.values()):
+    raise ValueError(f"expected of each file its bytes and {algorithm}")
+  if document["version"] == 1:
+    return Integrity(algorithm=algorithm, files=files, step=None, run=None)
+  step, run = document["step"], document["run"]
+  if not is_count(step) or not isinstance(run, str):
+    raise ValueError(f"unexpected step {step!r} or run {run!r}")
+  return Integrity(algorithm=algorithm, files=files, step=step, run=run)
+
+
+def check_files(directory: epath.Path, integrity: Integrity) -> None:
+  """Compares every file with what its writer noted.
+
+  A flipped bit passes through TensorStore unseen: sizes alone would not do.
+
+  Raises:
+    AnystepError: 65 `checkpoint_file`.
+  """
+  for name, noted in integrity.files.items():
+    path = directory / name
+    found = fingerprint(path, algorithm=integrity.algorithm)
+    if noted != found:
+      raise AnystepError(
+        ExitCode.DATA, "checkpoint_file", path=path, expected=dict(noted), got=found, fix=_FIX
+      )
+
+
+def fingerprint(path: epath.Path, *, algorithm: str = "blake2b") -> dict[str, Any]:
+  """Size and hash of a file; None for both where there is none."""
+  if not path.is_file():
+    return {"bytes": None, algorithm: None}
+  crc32c = algorithm == "crc32c"
+  digest: Any = google_crc32c.Checksum() if crc32c else hashlib.blake2b(digest_size=_DIGEST_BYTES)
+  size = 0
+  try:
+    with open_file(path) as file:
+      while piece := file.read(_PIECE_BYTES):
+        size += len(piece)
+        digest.update(piece)
+  except ValueError:
+    # A FIFO or a device, whose end would not come.
+    return {"bytes": None, algorithm: None}
+  return {"bytes": size, algorithm: digest.digest().hex()}
+
+
+def file_names(directory: epath.Path) -> list[str]:
+  """All files below a directory, by their path in it."""
+  names = []
+  for path in sorted(directory.iterdir()):
+    names += [f"{path.name}/{name}" for name in file_names(path)] if path.is_dir() else [path.name]
+  return names
+
+
+def _sha256(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()

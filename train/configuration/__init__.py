@@ -1,0 +1,1 @@
+"""Gin files, the values that they built, and what of those may not change when a run resumes."""

@@ -1,0 +1,249 @@
+"""The values that a configuration built, by name: what decides parameters and losses, and not gin's text.
+
+Objects are walked by their fields, functions by what they captured. A function or class of a library is known
+by its name alone, for another version of the library may write it otherwise; the user's own by source too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import inspect
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+
+from anystep.caches.manifest import canonical_json
+from anystep.earlier_names import known_as
+from anystep.transforms.identity import class_source, describe, function_source
+
+_LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools", "builtins", "ml_dtypes")
+# Of a Linen module: where it stands, which is not what it computes.
+_OF_MODULES = ("parent", "name")
+_LONGEST_TEXT = 200
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+Value = None | bool | int | float | str | list
+
+
+class Transformation(optax.GradientTransformationExtraArgs):
+  """An optax transformation that knows what it was made of.
+
+  Attributes:
+    made_by: name of the function that made it.
+    arguments: what that was given, defaults included.
+  """
+
+  made_by: str
+  arguments: Mapping[str, Any]
+
+  @classmethod
+  def of(
+    cls, made: optax.GradientTransformationExtraArgs, made_by: Callable, arguments: Mapping[str, Any]
+  ) -> Transformation:
+    """The same transformation."""
+    transformation = cls(*made)
+    transformation.made_by, transformation.arguments = _name(made_by), arguments
+    return transformation
+
+
+def made_of(function: Callable, made_by: Callable, arguments: Mapping[str, Any]) -> Callable:
+  """The same function, which from now on knows what it was made of."""
+  function.made_by, function.arguments = _name(made_by), arguments  # type: ignore[attr-defined]
+  return function
+
+
+def built_values(objects: Mapping[str, Any], *, leave_out: Iterable[str] = ()) -> dict[str, Value]:
+  """Every plain value that objects consist of, by its path.
+
+  Args:
+    objects: by the names that the paths begin with.
+    leave_out: paths that are not followed.
+
+  Returns:
+    Values as JSON has them, in sorted name order.
+
+  >>> built_values({"a": dict(rate=0.1, sizes=(1, 2)), "b": partial(math.pow, 2.0)})
+  {'a.rate': 0.1, 'a.sizes': [1, 2], 'b': 'math.pow', 'b.args': [2.0]}
+  """
+  walk = _Walk(frozenset(leave_out))
+  for name, value in objects.items():
+    walk.visit(name, value, ())
+  return dict(sorted(walk.values.items()))
+
+
+class _Walk:
+  """Collects values; a path that is taken by another value gets a number."""
+
+  def __init__(self, leave_out: frozenset[str]):
+    self._leave_out = leave_out
+    self.values: dict[str, Value] = {}
+
+  def visit(self, path: str, value: Any, above: tuple[int, ...]) -> None:
+    """Notes a value, and what it consists of."""
+    if path in self._leave_out:
+      return
+    plain, known = _plain(value)
+    if known:
+      self._note(path, plain)
+    elif id(value) in above:
+      self._note(path, "itself")
+    else:
+      name, parts = _parts(value)
+      if name is not None:
+        self._note(path, name)
+      for part, inner in parts:
+        self.visit(f"{path}{part}", inner, (*above, id(value)))
+
+  def _note(self, path: str, value: Value) -> None:
+    free, number = path, 2
+    while free in self.values and self.values[free] != value:
+      free, number = f"{path}#{number}", number + 1
+    self.values[free] = value
+
+
+def _plain(value: Any) -> tuple[Value, bool]:
+  """A value as JSON has it, and whether it is one that consists of no others."""
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value), True
+  if isinstance(value, enum.Enum):
+    return f"{_name(type(value))}.{value.name}", True
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return _short(value), True
+  if isinstance(value, np.dtype):
+    return value.name, True
+  if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+    return _plain(value.item())
+  if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+    array = np.asarray(value)
+    content = hashlib.sha256(array.tobytes()).hexdigest()
+    return f"{array.dtype} {array.shape} sha256 {content}", True
+  if isinstance(value, (bytes, set, frozenset)):
+    return _short(canonical_json(describe(value))), True
+  if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    items = [_plain(item) for item in value]
+    if all(known for _, known in items):
+      return [item for item, _ in items], True
+  return None, False
+
+
+def _parts(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
+  """What kind of thing a value is, and what it consists of: (rest of the path, value)."""
+  if hasattr(value, "made_by") and hasattr(value, "arguments"):
+    return value.made_by, _members(value.arguments)
+  if isinstance(value, optax.GradientTransformation):
+    return None, _of_transformation(value)
+  if isinstance(value, Mapping):
+    return None, _members({str(key): item for key, item in value.items()})
+  if hasattr(value, "_fields"):
+    return _name(type(value)), _members(value._asdict())
+  if isinstance(value, (list, tuple)):
+    return None, ((f"[{place}]", item) for place, item in enumerate(value))
+  if isinstance(value, partial):
+    parts = {"args": value.args, **{f"args.{name}": item for name, item in value.keywords.items()}}
+    name, inner = _parts(value.func)
+    return name, _chain(_members({name: item for name, item in parts.items() if item != ()}), inner)
+  if isinstance(value, types.MethodType):
+    return _name(value.__func__), _members({"self": value.__self__})
+  if callable(value) and isinstance(inspect.unwrap(value), types.FunctionType):
+    return _of_function(value)
+  if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, np.ufunc)):
+    return _name(value), iter(())
+  if dataclasses.is_dataclass(value):
+    left_out = _OF_MODULES if isinstance(value, nn.Module) else ()
+    fields = [field.name for field in dataclasses.fields(value) if field.name not in left_out]
+    return _class_name(type(value)), _members({name: getattr(value, name) for name in fields})
+  if hasattr(value, "__dict__"):
+    return _class_name(type(value)), _members(vars(value))
+  return _short(_ADDRESS.sub("", repr(value))), iter(())
+
+
+def _of_transformation(value: optax.GradientTransformation) -> Iterator[tuple[str, Any]]:
+  """Both of its functions under one name: mostly they captured the same."""
+  for function in (value.update, value.init):
+    yield "", function
+
+
+def _of_function(function: Callable) -> tuple[str | None, Iterator[tuple[str, Any]]]:
+  """A function by name, captured and, where it is the user's own, default values and source."""
+  inner = inspect.unwrap(function)
+  captured = inspect.getclosurevars(inner).nonlocals if inner.__closure__ else {}
+  if inner is optax.init_empty_state:
+    return None, iter(())
+  if _name(inner) == "optax.with_extra_args_support.<locals>.update":
+    # optax wraps those that take no further arguments, and says nothing by it.
+    return None, _of_transformation(captured["tx"])
+  name = _name(inner)
+  for half in ("init", "update"):
+    # optax's transformations are two functions made by one: it is what counts.
+    name = name.removesuffix(f".<locals>.{half}_fn").removesuffix(f".<locals>.{half}")
+  parts = {_shared(variable): item for variable, item in captured.items()}
+  bound = _bound_by_gin(function)
+  if not _of_library(inner):
+    parts |= {"defaults": [inner.__defaults__, inner.__kwdefaults__]}
+    name += f" {_source_hash(inner)}"
+  return name, _chain(_members(parts), _members(bound))
+
+
+def _shared(variable: str) -> str:
+  """The name of what the two halves of a transformation captured under two names."""
+  return variable.removeprefix("init_").removeprefix("update_")
+
+
+def _bound_by_gin(function: Callable) -> dict[str, Any]:
+  """What gin will give a function that is not called yet."""
+  gin = sys.modules.get("gin")
+  if gin is None:
+    return {}
+  try:
+    return dict(gin.get_bindings(function, resolve_references=True))
+  except ValueError:
+    return {}
+
+
+def _members(members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+  return ((f".{name}", item) for name, item in sorted(members.items()))
+
+
+def _chain(*parts: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+  for some in parts:
+    yield from some
+
+
+def _class_name(kind: type) -> str:
+  return _name(kind) if _of_library(kind) else f"{_name(kind)} {_source_hash(kind)}"
+
+
+def _source_hash(value: Any) -> str:
+  source = function_source(value) if isinstance(value, types.FunctionType) else class_source(value)
+  return f"source {hashlib.sha256(source.encode()).hexdigest()[:16]}"
+
+
+def _of_library(value: Any) -> bool:
+  return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES
+
+
+def _name(value: Any) -> str:
+  """A qualified name; of libraries without their modules, which move from version to version."""
+  name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
+  module = getattr(value, "__module__", None) or ""
+  if _of_library(value) and not module.startswith("anystep."):
+    module = module.partition(".")[0]
+  return f"{known_as(module)}.{name}" if module else name
+
+
+def _short(value: Any) -> Any:
+  """A text as it is, or where it is long by its hash."""
+  if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+    return f"sha256 {hashlib.sha256(value.encode()).hexdigest()}"
+  return value

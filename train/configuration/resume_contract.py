@@ -1,0 +1,201 @@
+"""What a run that resumes may not change in silence: the run itself, and what decides its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from anystep.caches.manifest import canonical_json
+from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
+from anystep.files import storage
+from anystep.files.input_files import read_file
+from anystep.files.json_files import MALFORMED, parse_json
+from anystep.limits import MAX_JSON_BYTES, is_count
+from anystep.train.configuration.built_values import Value
+
+ACCEPTED_CHANGES = "accepted_changes"
+_ACCEPTED_NAME = re.compile(r"(\d{4,})\.json\Z")
+_VERSION = 1
+_ABSENT = "absent"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+  """A value that a checkpoint was made with and another one that the run goes on with.
+
+  Attributes:
+    name: the value's.
+    was, now: as JSON has them, in a list; an empty list where there is no such value.
+    step: the checkpoint's.
+  """
+
+  name: str
+  was: list[Value]
+  now: list[Value]
+  step: int
+
+  def __post_init__(self):
+    if not isinstance(self.name, str) or not is_count(self.step):
+      raise ValueError(f"unexpected name {self.name!r} or step {self.step!r}")
+    if not all(isinstance(side, list) and len(side) < 2 for side in (self.was, self.now)):
+      raise ValueError(f"unexpected was {self.was!r} or is {self.now!r}")
+
+  def __str__(self) -> str:
+    was, now = (json.dumps(side[0], ensure_ascii=False) if side else _ABSENT for side in (self.was, self.now))
+    return f"{self.name}: {was} → {now}"
+
+  def to_json(self) -> str:
+    """The text of its file."""
+    document: dict[str, Any] = {"version": _VERSION, "name": self.name, "step": self.step}
+    document |= {key: side[0] for key, side in (("was", self.was), ("is", self.now)) if side}
+    return canonical_json(document, indent=1) + "\n"
+
+  @classmethod
+  def read(cls, path: epath.PathLike) -> Change:
+    """Reads its file.
+
+    Raises:
+      AnystepError: 65 `accepted_change_invalid`.
+    """
+    try:
+      content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+    except (ValueError, IsADirectoryError, FileNotFoundError) as error:
+      raise _invalid(path, error) from error
+    return cls.from_json(content, path=path)
+
+  @classmethod
+  def from_json(cls, text: str | bytes, *, path: object) -> Change:
+    """Reads its file's text.
+
+    Raises:
+      AnystepError: 65 `accepted_change_invalid`.
+    """
+    try:
+      document = parse_json(text)
+      if document["version"] != _VERSION:
+        raise ValueError("another version")
+      was, now = ([document[key]] if key in document else [] for key in ("was", "is"))
+      return cls(name=document["name"], was=was, now=now, step=document["step"])
+    except MALFORMED as error:
+      raise _invalid(path, error) from error
+
+  def is_covered(self, accepted: Change) -> bool:
+    """Whether one that was accepted is between the same values, at this step or at a later one.
+
+    A run that falls back to an earlier checkpoint goes on; one that changes a value back and forth is asked.
+    """
+    same = (self.name, self.was, self.now) == (accepted.name, accepted.was, accepted.now)
+    return same and self.step <= accepted.step
+
+
+def _invalid(path: object, error: Exception) -> AnystepError:
+  fix = "restore the file from a copy, or remove it and accept the change again"
+  return invalid_file("accepted_change_invalid", error, path=path, fix=fix)
+
+
+def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
+  """That a checkpoint is another run's, if it is; one without a run's name passes.
+
+  Args:
+    step: the checkpoint's; stands in the change's name, for each checkpoint is accepted by itself.
+    run: that wrote it; None where none is noted.
+    now: of the directory; None where it has none.
+  """
+  if run is None or run == now:
+    return []
+  return [Change(name=f"checkpoint_{step}/run", was=[run], now=[now] if now else [], step=step)]
+
+
+def value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value]) -> list[Change]:
+  """The values that differ, or that only one side has."""
+  changes = []
+  for name in sorted(was.keys() | now.keys()):
+    sides = [[values[name]] if name in values else [] for values in (was, now)]
+    if sides[0] != sides[1]:
+      changes.append(Change(name=name, was=sides[0], now=sides[1], step=step))
+  return changes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AcceptedChanges:
+  """What was accepted: before, as a directory has it, and now, by name.
+
+  Attributes:
+    model_dir: the run's directory.
+    before: its changes.
+    names: to be accepted now.
+  """
+
+  model_dir: epath.PathLike
+  before: Sequence[Change]
+  names: Collection[str]
+
+  @classmethod
+  def read(cls, model_dir: epath.PathLike, names: Collection[str] = ()) -> AcceptedChanges:
+    """Those of a directory, and names that are accepted besides.
+
+    Raises:
+      AnystepError: 65 `accepted_change_invalid`.
+    """
+    before = [Change.read(path) for _, path in _files(model_dir)]
+    return cls(model_dir=model_dir, before=before, names=names)
+
+  def require(self, changes: Sequence[Change], *, kind: str, expected: str, fix: str) -> list[Change]:
+    """Refuses changes of which one is not accepted; returns those that are accepted for the first time.
+
+    Raises:
+      AnystepError: 76 `kind`.
+    """
+    new = [change for change in changes if not any(map(change.is_covered, self.before))]
+    refused = [change for change in new if change.name not in self.names]
+    if refused:
+      flags = " ".join(f"'--accept_change={change.name}'" for change in refused)
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        kind,
+        path=epath.Path(self.model_dir) / f"checkpoint_{refused[0].step}",
+        expected=expected,
+        got="; ".join(map(str, refused)),
+        fix=f"{fix}; or accept {'each' if len(refused) > 1 else 'it'}: {flags}",
+      )
+    return new
+
+  def check_names(self, known: Collection[str]) -> None:
+    """Refuses a name that nothing has, now or before.
+
+    Raises:
+      AnystepError: 64 `accept_change`.
+    """
+    names = {*known, *(change.name for change in self.before)}
+    for name in self.names:
+      if name not in names and not re.fullmatch(r"checkpoint_\d+/run", name):
+        raise AnystepError(
+          ExitCode.USAGE,
+          "accept_change",
+          expected="the name of a value that decides parameters or losses",
+          got=name,
+          nearest=nearest(name, names),
+          fix="leave it out, and see which names are refused",
+        )
+
+
+def record_accepted(model_dir: epath.PathLike, changes: Sequence[Change]) -> None:
+  """Numbers changes on and writes them to a directory: nobody asks for them again."""
+  numbers = [number for number, _ in _files(model_dir)]
+  directory = epath.Path(model_dir) / ACCEPTED_CHANGES
+  for number, change in enumerate(changes, start=max(numbers, default=-1) + 1):
+    directory.mkdir(parents=True, exist_ok=True)
+    storage.put(directory / f"{number:04d}.json", change.to_json().encode())
+
+
+def _files(model_dir: epath.PathLike) -> list[tuple[int, epath.Path]]:
+  directory = epath.Path(model_dir) / ACCEPTED_CHANGES
+  if not directory.is_dir():
+    return []
+  matches = [(_ACCEPTED_NAME.match(path.name), path) for path in directory.iterdir()]
+  return sorted((int(match[1]), path) for match, path in matches if match)

@@ -1,0 +1,189 @@
+"""Which data a gin file names, and the registered tasks behind the name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import seqio
+
+from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name
+from anystep.order.packing import PackingPolicy
+from anystep.plans.plan import Rate
+from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.registry.modules import import_modules
+from anystep.tasks.seqio_api.deterministic_task import tasks_with_split
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+  """Which data, in what form.
+
+  Attributes:
+    mixture_or_task_name: a registered task or mixture, whose rates are its own; or a mixture of caches, as
+      MaxText writes it: a JSON file, or `cache/a,0.3;cache/b,0.7`.
+    task_feature_lengths: tokens per task feature that rows are cut and filled to.
+    batch_size: rows of a batch, over all hosts.
+    cache_dir: root or roots that `anystep-cache` wrote to; None where the name says it, or none are used.
+    use_cached: whether to read caches. Without, files with random access are read in place, as exactly; of
+      other sources examples come as SeqIO gives them, and no plan knows which.
+    split: the split's name.
+    seed: keys later epochs' order and the draws at reading.
+    num_epochs: after how many epochs the data ends; None for never.
+    epoch_policy: how epochs are ordered: `reshuffle`, `same` or `global`; None for what suits the caches.
+    packing: how many examples share a row: `none`, `greedy` or `best_fit`.
+    module: module or modules to import, which register the task.
+    prefetch_batches: batches made ahead in the background.
+    plan: a plan's JSON file to go by, which begins as what is said here and then changes; made with
+      `anystep-data plan`. None for no changes but those that the checkpoint knows of.
+  """
+
+  mixture_or_task_name: str
+  task_feature_lengths: Mapping[str, int]
+  batch_size: int
+  cache_dir: str | Sequence[str] | None = None
+  use_cached: bool = True
+  split: str = "train"
+  seed: int = 0
+  num_epochs: int | None = None
+  epoch_policy: str | None = None
+  packing: str = "none"
+  module: str | Sequence[str] | None = None
+  prefetch_batches: int = 16
+  plan: str | None = None
+
+  def __post_init__(self):
+    counts = {
+      "batch_size": is_count(self.batch_size, most=MAX_BATCH_ROWS),
+      "seed": is_count(self.seed),
+      "num_epochs": self.num_epochs is None or is_count(self.num_epochs, least=1),
+      "prefetch_batches": is_count(self.prefetch_batches),
+      "task_feature_lengths": are_feature_lengths(self.task_feature_lengths, least=1),
+    }
+    wrong = [f"{name}={getattr(self, name)!r}" for name, right in counts.items() if not right]
+    if wrong:
+      raise ValueError(f"expected whole numbers within docs/order.md's limits, got {', '.join(wrong)}")
+    named = {"split": (self.split,), "cache_dir": self.cache_dirs, "module": self.modules}
+    named["plan"] = () if self.plan is None else (self.plan,)
+    for name, texts in named.items():
+      if not all(map(is_name, texts)):
+        raise ValueError(f"{name}: expected texts without control characters, got {getattr(self, name)!r}")
+    packings = [policy.value for policy in PackingPolicy]
+    if self.packing not in packings:
+      raise ValueError(f"packing: expected {' or '.join(packings)}, got {self.packing!r}")
+    if not isinstance(self.mixture_or_task_name, str):
+      raise ValueError(f"mixture_or_task_name is a name, not {self.mixture_or_task_name!r}")
+    if not isinstance(self.use_cached, bool):
+      raise ValueError(f"use_cached is True or False, not {self.use_cached!r}")
+
+  @property
+  def cache_dirs(self) -> tuple[str, ...]:
+    """The roots as a tuple."""
+    if self.cache_dir is None:
+      return ()
+    return (self.cache_dir,) if isinstance(self.cache_dir, str) else tuple(self.cache_dir)
+
+  @property
+  def modules(self) -> tuple[str, ...]:
+    """The modules as a tuple."""
+    if self.module is None:
+      return ()
+    return (self.module,) if isinstance(self.module, str) else tuple(self.module)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedTasks:
+  """What a configuration names.
+
+  Attributes:
+    registered: the task or mixture; None for a mixture of caches.
+    tasks: the tasks, by name.
+    cache_dirs: roots to look for their caches in, in this order.
+    rates: of a mixture of caches, by task name; None where the registered mixture has them.
+  """
+
+  registered: seqio.Task | seqio.Mixture | None
+  tasks: Mapping[str, seqio.Task]
+  cache_dirs: tuple[str, ...]
+  rates: Mapping[str, Rate] | None = None
+
+  @classmethod
+  def of(cls, config: DatasetConfig) -> NamedTasks:
+    """Imports the modules and finds what the configuration names.
+
+    Raises:
+      AnystepError: 78 `module_import`, `task_unknown`, `cache_dir`, `use_cached`; as `read_mixture` and
+        `tasks_with_split`.
+    """
+    import_modules(config.modules)
+    name = config.mixture_or_task_name
+    if is_mixture_text(name):
+      mixture = read_mixture(name)
+      require(config.use_cached, "use_cached", "True, for a mixture of caches", "False", _CACHED_FIX)
+      return cls(
+        registered=None,
+        tasks={task: _task(task) for task in mixture.rates},
+        cache_dirs=tuple(dict.fromkeys([*mixture.roots, *config.cache_dirs])),
+        rates=mixture.rates,
+      )
+    known = bool(config.cache_dirs) or not config.use_cached
+    require(known, "cache_dir", "the root that anystep-cache wrote to", "None", _CACHE_DIR_FIX)
+    found = find_registered(name)
+    tasks = [found] if isinstance(found, seqio.Task) else tasks_with_split(found, config.split)
+    return cls(registered=found, tasks={task.name: task for task in tasks}, cache_dirs=config.cache_dirs)
+
+
+_CACHED_FIX = "set USE_CACHED_TASKS = True, or name a registered mixture in MIXTURE_OR_TASK_NAME"
+_CACHE_DIR_FIX = "set CACHE_DIR, or USE_CACHED_TASKS = False to train straight from the source"
+
+
+def require(condition: bool, kind: str, expected: str, got: object, fix: str) -> None:
+  """Refuses a configuration, 78 of a kind, where a condition does not hold."""
+  if not condition:
+    raise AnystepError(ExitCode.CONFIG, kind, expected=expected, got=got, fix=fix)
+
+
+def find_registered(name: str) -> seqio.Task | seqio.Mixture:
+  """The registered task or mixture of a name.
+
+  Raises:
+    AnystepError: 78 `task_unknown`.
+  """
+  tasks, mixtures = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
+  if name in tasks | mixtures:
+    return (seqio.TaskRegistry if name in tasks else seqio.MixtureRegistry).get(name)
+  raise AnystepError(
+    ExitCode.CONFIG,
+    "task_unknown",
+    expected="a registered task or mixture",
+    got=name,
+    nearest=nearest(name, tasks | mixtures) or "none is registered",
+    fix="correct MIXTURE_OR_TASK_NAME, or name the module that registers it in MIXTURE_OR_TASK_MODULE",
+  )
+
+
+def _task(name: str) -> seqio.Task:
+  """The registered task that a cache was made of."""
+  found = find_registered(name)
+  assert isinstance(found, seqio.Task), "a cache is of a task, whose name no mixture has"
+  return found
+
+
+def check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:
+  """Refuses lengths that lack a feature which a task has to have.
+
+  Raises:
+    AnystepError: 78 `feature_length`.
+  """
+  features = [name for name, feature in task.output_features.items() if feature.required and feature.rank]
+  missing = [name for name in features if name not in lengths]
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "feature_length",
+      task=task.name,
+      expected=f"lengths for {', '.join(features)}",
+      got=dict(lengths),
+      fix=f"add {', '.join(missing)} to TASK_FEATURE_LENGTHS",
+    )

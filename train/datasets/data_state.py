@@ -1,0 +1,162 @@
+"""What a run keeps of its data beside each checkpoint: a plan, or that there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from etils import epath
+
+from anystep.caches.manifest import canonical_json
+from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.files import storage
+from anystep.files.input_files import read_file
+from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.names import DATA_PLAN, DATA_UNCACHED
+from anystep.limits import (
+  MAX_BATCH_ROWS,
+  MAX_JSON_BYTES,
+  are_feature_lengths,
+  is_count,
+  is_name,
+  refuse_wrong,
+)
+from anystep.order.packing import PackingPolicy
+from anystep.plans.plan import Plan
+
+# Of a run's data there is one of these, which says whether it is exact.
+DATA_FILES = (DATA_PLAN, DATA_UNCACHED)
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UncachedState:
+  """Of data that comes straight from its source: what was asked for, and nothing of where it stands.
+
+  Attributes:
+    mixture_or_task_name, split, batch_size, seed, feature_lengths, packing: as the configuration has them.
+  """
+
+  mixture_or_task_name: str
+  split: str
+  batch_size: int
+  seed: int
+  feature_lengths: Mapping[str, int]
+  packing: str
+
+  def __post_init__(self):
+    refuse_wrong(
+      mixture_or_task_name=is_name(self.mixture_or_task_name),
+      split=is_name(self.split),
+      batch_size=is_count(self.batch_size, least=1, most=MAX_BATCH_ROWS),
+      seed=is_count(self.seed),
+      feature_lengths=are_feature_lengths(self.feature_lengths, least=1),
+      packing=self.packing in [policy.value for policy in PackingPolicy],
+    )
+
+  @property
+  def num_steps(self) -> None:
+    """Nobody knows before when the data ends."""
+    return None
+
+  def to_json(self) -> str:
+    """The file's text."""
+    document = {"version": _VERSION, "exact": False, **dataclasses.asdict(self)}
+    return canonical_json(document, indent=1) + "\n"
+
+  @classmethod
+  def from_json(cls, text: str | bytes, *, path: object = DATA_UNCACHED) -> UncachedState:
+    """Reads the file's text.
+
+    Raises:
+      AnystepError: 65 `data_uncached_invalid`.
+    """
+    try:
+      document = parse_json(text)
+      if (document.pop("version"), document.pop("exact")) != (_VERSION, False):
+        raise ValueError("another version")
+      return cls(**document)
+    except MALFORMED as error:
+      raise _invalid(path, error) from error
+
+
+def _invalid(path: object, error: Exception, kind: str = "data_uncached_invalid") -> AnystepError:
+  fix = "restore the file from a copy, or read it with the anystep version that wrote it"
+  return invalid_file(kind, error, path=path, fix=fix)
+
+
+DataState = Plan | UncachedState
+
+
+def file_name(state: DataState) -> str:
+  """The name of a state's file."""
+  return DATA_PLAN if isinstance(state, Plan) else DATA_UNCACHED
+
+
+def read_state(path: epath.Path) -> DataState:
+  """The state in a file of one of `DATA_FILES`' names.
+
+  Raises:
+    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `data_uncached_invalid`.
+  """
+  if path.name == DATA_PLAN:
+    return Plan.read(path, fix="restore the file from a copy")
+  try:
+    content = read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except (ValueError, IsADirectoryError) as error:
+    raise _invalid(path, error) from error
+  return UncachedState.from_json(content, path=path)
+
+
+def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None:
+  """Writes the state that a run goes on with from a step; another one that was given up is kept.
+
+  Raises:
+    AnystepError: 65 `plan_invalid`, `data_uncached_invalid` where no file stands at a state's name.
+  """
+  directory = epath.Path(model_dir)
+  directory.mkdir(parents=True, exist_ok=True)
+  content, own = state.to_json().encode(), file_name(state)
+  for name in DATA_FILES:
+    path = directory / name
+    before = _content(path)
+    # One that was damaged is another one too.
+    if before is not None and (name != own or before != content):
+      path.replace(directory / f"{path.stem}_until_step_{step}.json")
+  storage.put(directory / own, content)
+
+
+def _content(path: epath.Path) -> bytes | None:
+  """The bytes of a state's file; None where there is none."""
+  try:
+    return read_file(path, limit_bytes=MAX_JSON_BYTES)
+  except FileNotFoundError:
+    return None
+  except (ValueError, IsADirectoryError) as error:
+    kind = "plan_invalid" if path.name == DATA_PLAN else "data_uncached_invalid"
+    raise _invalid(path, error, kind) from error
+
+
+def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:
+  """Refuses data that is not what a run began with.
+
+  Raises:
+    AnystepError: 76 `resume_contract` with the first field that differs.
+  """
+  for field, value in before.items():
+    if now[field] != value:
+      raise AnystepError(
+        ExitCode.MISMATCH, "resume_contract", field=field, expected=value, got=now[field], fix=fix
+      )
+
+
+def check_kind(before: DataState, *, use_cached: bool) -> None:
+  """Refuses to go on from a plan without one, or the other way about: no file could say what steps saw.
+
+  Raises:
+    AnystepError: 76 `resume_contract`.
+  """
+  began = "with a plan of its examples" if isinstance(before, Plan) else "straight from its source"
+  now = "with a plan of its examples" if use_cached else "straight from its source"
+  fix = "set USE_CACHED_TASKS as it was, or train in another MODEL_DIR"
+  check_same({"data": began}, {"data": now}, fix)

@@ -1,0 +1,130 @@
+"""Finding a run's data: in caches, in files that are read in place, or straight from their sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+
+from etils import epath
+
+from anystep.caches.cache import open_cache
+from anystep.caches.manifest import AS_IS
+from anystep.errors import AnystepError, ExitCode
+from anystep.tasks.registry.fingerprint import cached_preprocessors
+from anystep.tasks.sources import in_place as sources
+from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for, root_without
+from anystep.train.datasets.cached import Dataset
+from anystep.train.datasets.config import DatasetConfig, NamedTasks, require
+from anystep.train.datasets.run_data import RunDataset
+from anystep.train.datasets.uncached import UncachedDataset
+
+# Below a run's directory: descriptions of files that it reads in place.
+INDEX_FOLDER = "as_is"
+# Of anystep-cache: these files, or their names, are not such as can be read in place. (Damaged ones are
+# damaged however they are read.)
+_REFUSALS = (ExitCode.CONFIG, ExitCode.UNSAFE)
+
+
+def find_datasets(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[RunDataset]:
+  """What configurations name, one after the other, found and checked.
+
+  With `use_cached=False`, files with random access are described below model_dir, by `anystep-cache
+  --index_only`, where neither it nor a cache directory has their description yet.
+
+  Raises:
+    AnystepError: as `Dataset.open`, `NamedTasks.of` and `CacheCommand.run`.
+  """
+  refused: dict[str, str] = {}
+  for command in index_commands(configs, model_dir=model_dir):
+    print(f"describing files where they are: {command}", flush=True)
+    try:
+      command.run()
+    except AnystepError as error:
+      if error.kind != "cache_program" or error.code not in _REFUSALS:
+        raise
+      print("they are read through SeqIO instead", file=sys.stderr)
+      reason = f"anystep-cache --index_only refuses {', '.join(command.tasks)}"
+      refused |= dict.fromkeys(command.tasks, reason)
+  return [_find(config, str(epath.Path(model_dir) / INDEX_FOLDER), refused) for config in configs]
+
+
+def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> RunDataset:
+  named = NamedTasks.of(config)
+  if config.use_cached:
+    return Dataset.of_named(named, config)
+  reason = _why_not_in_place(named, config)
+  reason = reason or next((refused[name] for name in named.tasks if name in refused), None)
+  if reason is None:
+    roots = (_described(named, config) or index_dir,)
+    return Dataset.of_named(dataclasses.replace(named, cache_dirs=roots), config)
+  assert named.registered is not None, "a mixture of caches is read from them"
+  return UncachedDataset(config, named.tasks, named.registered, reason)
+
+
+def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
+  """The command lines that describe files which are read in place and are not described yet.
+
+  Raises:
+    AnystepError: as `NamedTasks.of`.
+  """
+  index_dir = str(epath.Path(model_dir) / INDEX_FOLDER)
+  missing: list[MissingSplit] = []
+  for config in configs:
+    if config.use_cached:
+      continue
+    named = NamedTasks.of(config)
+    if _why_not_in_place(named, config) is None and not _described(named, config):
+      missing += _missing(named, config, [index_dir])
+  return commands_for(missing, index_only=True)
+
+
+def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
+  """The command lines that make the caches that configurations need and that are not there.
+
+  Raises:
+    AnystepError: 78 `use_cached` where no cache is to be used; as `NamedTasks.of`.
+  """
+  missing: list[MissingSplit] = []
+  for config in configs:
+    fix = "leave --cache_if_missing out, or set USE_CACHED_TASKS = True"
+    require(config.use_cached, "use_cached", "True with --cache_if_missing", False, fix)
+    named = NamedTasks.of(config)
+    missing += _missing(named, config, named.cache_dirs)
+  return commands_for(missing)
+
+
+def _missing(named: NamedTasks, config: DatasetConfig, roots: Sequence[str]) -> list[MissingSplit]:
+  return [
+    MissingSplit(task=name, split=config.split, cache_dir=root, modules=config.modules)
+    for name, task in named.tasks.items()
+    if config.split in task.splits and (root := root_without(roots, name, config.split)) is not None
+  ]
+
+
+def _described(named: NamedTasks, config: DatasetConfig) -> str | None:
+  """The root among the cache directories where all tasks' files are described as they are."""
+  for root in config.cache_dirs:
+    if all(_is_described(root, name, config.split) for name in named.tasks):
+      return root
+  return None
+
+
+def _is_described(root: str, task: str, split: str) -> bool:
+  if root_without([root], task, split) is not None:
+    return False
+  return open_cache(root, task, split).manifest.layout == AS_IS
+
+
+def _why_not_in_place(named: NamedTasks, config: DatasetConfig) -> str | None:
+  """Why no plan can say which examples of the tasks come; None where one may."""
+  for name, task in named.tasks.items():
+    if not sources.random_access(task.source):
+      return f"the source of {name}, a {type(task.source).__name__}, has no random access"
+    if not task.supports_caching:
+      return f"{name} has no seqio.CacheDatasetPlaceholder(), after which it is preprocessed at reading"
+    if cached_preprocessors(task, "placeholder"):
+      return f"preprocessors of {name} stand before its seqio.CacheDatasetPlaceholder()"
+  if not config.modules:
+    return "MIXTURE_OR_TASK_MODULE names no module for anystep-cache --index_only"
+  return None

@@ -1,0 +1,325 @@
+"""A registered task or mixture straight from its source, through SeqIO: nothing cached, and nothing exact."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.features.converters import FeatureConverter, Rows
+from anystep.order.packing import PackingPolicy, pack
+from anystep.order.permutation import round_keys
+from anystep.records.parsing import Batch, Ragged, padding
+from anystep.tasks.tensors import from_tensors
+from anystep.train.datasets.config import DatasetConfig, check_lengths, require
+from anystep.train.datasets.data_state import DataState, UncachedState, check_kind, check_same
+from anystep.train.datasets.run_data import EvaluationBatch, RunData, RunDataset
+
+# Examples whose packs are found together.
+_PACKED_EXAMPLES = 1024
+# Of TensorFlow's texts, which can have stacks in them.
+_MAX_ERROR_CHARACTERS = 500
+
+
+def restart_seed(state: UncachedState, step: int) -> int:
+  """SeqIO's seed for a run that starts, or goes on, with a step: each start has an order of its own."""
+  name = state.mixture_or_task_name
+  return int(round_keys("restart", name, state.split, state.seed, step)[0]) % (1 << 31)
+
+
+@dataclasses.dataclass(frozen=True)
+class UncachedDataset(RunDataset):
+  """A task, or a mixture, whose preprocessors run while it is trained on.
+
+  Attributes:
+    config: what was asked for.
+    tasks: by name.
+    registered: the task or mixture.
+    reason: why its examples are not read in place, by a plan.
+  """
+
+  config: DatasetConfig
+  tasks: Mapping[str, seqio.Task]
+  registered: seqio.Task | seqio.Mixture
+  reason: str
+
+  def run_state(self, checkpointed: tuple[int, DataState] | None = None) -> UncachedState:
+    """What checkpoints keep.
+
+    Raises:
+      AnystepError: 76 `resume_contract`; 78 `batch_size`, `feature_length`, and `use_cached` for what needs
+        a plan; 66 `split_missing`.
+    """
+    config = self.config
+    if checkpointed is not None:
+      check_kind(checkpointed[1], use_cached=False)
+    require(config.batch_size > 0, "batch_size", "at least 1", config.batch_size, "enlarge BATCH_SIZE")
+    for name, value in (("DATA_PLAN", config.plan), ("epoch_policy", config.epoch_policy)):
+      fix = f"leave {name} out, or set USE_CACHED_TASKS = True: no plan says what comes from a source"
+      require(value is None, "use_cached", f"None as {name}", value, fix)
+    splits = sorted({split for task in self.tasks.values() for split in task.splits})
+    if config.split not in splits:
+      raise AnystepError(
+        ExitCode.NO_INPUT,
+        "split_missing",
+        task=config.mixture_or_task_name,
+        expected=", ".join(splits),
+        got=config.split,
+        fix="name a split that there is; where it is the evaluation's, --gin.EVAL_DATASET=None",
+      )
+    for task in self.tasks.values():
+      check_lengths(task, config.task_feature_lengths)
+    state = UncachedState(
+      mixture_or_task_name=config.mixture_or_task_name,
+      split=config.split,
+      batch_size=config.batch_size,
+      seed=config.seed,
+      feature_lengths=dict(config.task_feature_lengths),
+      packing=config.packing,
+    )
+    if checkpointed is not None:
+      fix = "run with the configuration that training started with, or in another MODEL_DIR"
+      check_same(dataclasses.asdict(checkpointed[1]), dataclasses.asdict(state), fix)
+    return state
+
+  def under(self, state: DataState, converter: FeatureConverter) -> UncachedData:
+    """The dataset in the form that a converter gives it, with an example read: what cannot be fails now.
+
+    Raises:
+      AnystepError: 66 `source_empty`; as `UncachedData.examples` and the converter.
+    """
+    assert isinstance(state, UncachedState), "run_state gives one"
+    data = UncachedData(self, state, converter)
+    for batch in data.batches(data.examples(num_epochs=1), 1, drop_remainder=True):
+      converter(batch, self.config.task_feature_lengths, data.packs(batch)[1])
+      return data
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "source_empty",
+      task=self.config.mixture_or_task_name,
+      split=self.config.split,
+      fix="check that the source's files are where the task looks for them, and what its preprocessors drop",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class UncachedData(RunData):
+  """Such a dataset, in the form that a converter gives it."""
+
+  dataset: UncachedDataset
+  uncached: UncachedState
+  converter: FeatureConverter
+
+  @property
+  def state(self) -> UncachedState:
+    """What was asked for."""
+    return self.uncached
+
+  @property
+  def batch_sizes(self) -> list[int]:
+    """The one there is."""
+    return [self.uncached.batch_size]
+
+  @property
+  def num_examples(self) -> None:
+    """Preprocessors may drop or make some."""
+    return None
+
+  @property
+  def caveat(self) -> str:
+    """What is lost without a plan."""
+    name = self.uncached.mixture_or_task_name
+    return (
+      f"USE_CACHED_TASKS = False, and {self.dataset.reason}: {name} is trained on straight from its source,"
+      " without exact resume. After a restart the data begins anew in another seeded order; which examples"
+      " come depends on the number of hosts, and anystep-data cannot tell what a step saw."
+    )
+
+  def open_stream(self, rows: tuple[int, int] = (0, 1)) -> UncachedStream:
+    """Batches of shuffled examples; a host's are of its own share of the source.
+
+    Raises:
+      AnystepError: 78 `rows` where hosts cannot share a batch.
+    """
+    host, host_count = rows
+    batch_size = self.uncached.batch_size
+    fits = batch_size % host_count == 0
+    require(fits, "rows", f"a number of hosts that divides {batch_size}", host_count, "change BATCH_SIZE")
+    shard_info = seqio.ShardInfo(index=host, num_shards=host_count) if host_count > 1 else None
+    numbers = np.arange(batch_size).reshape(host_count, -1)[host]
+
+    def batches(step: int) -> Iterator[Rows]:
+      examples = self.examples(
+        shuffle=True,
+        seed=restart_seed(self.uncached, step),
+        num_epochs=self.dataset.config.num_epochs,
+        shard_info=shard_info,
+      )
+      return self._rows(examples, len(numbers))
+
+    return UncachedStream(batches, numbers)
+
+  def evaluation_batches(self) -> Iterator[EvaluationBatch]:
+    """Every example once, in the source's order."""
+    batch_size = self.uncached.batch_size
+    for examples in self.batches(self.examples(num_epochs=1), batch_size):
+      converted = self.converter(examples, self.uncached.feature_lengths)
+      real = np.arange(batch_size) < len(next(iter(examples.values())))
+      yield EvaluationBatch(examples, {name: _filled(rows, real) for name, rows in converted.items()}, real)
+
+  def examples(
+    self,
+    *,
+    shuffle: bool = False,
+    seed: int | None = None,
+    num_epochs: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+  ) -> tf.data.Dataset:
+    """What SeqIO gives; by default in the source's order, under the configuration's seed.
+
+    Raises:
+      AnystepError: 78 `source_refused`, with what SeqIO or the source says.
+    """
+    state = self.uncached
+    try:
+      return self.dataset.registered.get_dataset(
+        dict(state.feature_lengths),
+        split=state.split,
+        use_cached=False,
+        shuffle=shuffle,
+        seed=state.seed if seed is None else seed,
+        shard_info=shard_info,
+        num_epochs=num_epochs,
+      )
+    except AnystepError:
+      raise
+    except Exception as error:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "source_refused",
+        task=state.mixture_or_task_name,
+        split=state.split,
+        got=one_line(error)[:_MAX_ERROR_CHARACTERS],
+        fix="mend the task or its source, or cache it: anystep-cache names what fails and where",
+      ) from error
+
+  def batches(self, examples: tf.data.Dataset, size: int, *, drop_remainder: bool = False) -> Iterator[Batch]:
+    """Some examples at a time.
+
+    Raises:
+      AnystepError: 65 `source_failed`, with what TensorFlow says.
+    """
+    dataset = examples.ragged_batch(size, drop_remainder=drop_remainder)
+    iterator = iter(dataset.prefetch(self.dataset.config.prefetch_batches))
+    while True:
+      try:
+        tensors = next(iterator)
+      except StopIteration:
+        return
+      except tf.errors.OpError as error:
+        raise AnystepError(
+          ExitCode.DATA,
+          "source_failed",
+          task=self.uncached.mixture_or_task_name,
+          split=self.uncached.split,
+          got=one_line(error)[:_MAX_ERROR_CHARACTERS],
+          fix="mend the task or its source: anystep-cache --dry_run names the preprocessor and the place",
+        ) from error
+      yield from_tensors(tensors)
+
+  def packs(self, batch: Batch) -> tuple[Batch, np.ndarray | None]:
+    """Examples in the order of the rows that they share, and how many each row has; None where none share."""
+    if self.uncached.packing == PackingPolicy.NONE:
+      return batch, None
+    features = {
+      name: feature
+      for name, feature in batch.items()
+      if name in self.uncached.feature_lengths and isinstance(feature, Ragged)
+    }
+    limits = [self.uncached.feature_lengths[name] for name in features]
+    lengths = np.minimum(np.stack([feature.lengths for feature in features.values()], axis=1), limits)
+    starts, order = pack(lengths, limits, self.uncached.packing)
+    return {name: _in_order(feature, order) for name, feature in features.items()}, np.diff(starts)
+
+  def _rows(self, examples: tf.data.Dataset, size: int) -> Iterator[Rows]:
+    """The model's features, as many rows at a time."""
+    packed = self.uncached.packing != PackingPolicy.NONE
+    rest: Rows = {}
+    for batch in self.batches(examples, _PACKED_EXAMPLES if packed else size, drop_remainder=not packed):
+      ordered, counts = self.packs(batch)
+      rows = self.converter(ordered, self.uncached.feature_lengths, counts)
+      if rest:
+        rows = {name: np.concatenate([rest[name], values]) for name, values in rows.items()}
+      num_rows = len(next(iter(rows.values())))
+      for start in range(0, num_rows - size + 1, size):
+        yield {name: values[start : start + size] for name, values in rows.items()}
+      rest = {name: values[num_rows - num_rows % size :] for name, values in rows.items()}
+
+
+class UncachedStream(Iterator[Rows]):
+  """Batches that begin anew wherever they are sought.
+
+  Args:
+    batches: begins them for a run that goes on with a step.
+    rows: the numbers of the rows that they have of a whole batch.
+  """
+
+  def __init__(self, batches: Callable[[int], Iterator[Rows]], rows: np.ndarray):
+    self._batches = batches
+    self._rows = rows
+    self._iterator: Iterator[Rows] | None = None
+    self.step = 0
+
+  def __next__(self) -> Rows:
+    if self._iterator is None:
+      self._iterator = self._batches(self.step)
+    try:
+      batch = next(self._iterator)
+    except StopIteration:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "data_ended",
+        step=self.step,
+        expected="another batch",
+        got="the end of num_epochs",
+        fix="train for fewer steps or for more epochs",
+      ) from None
+    self.step += 1
+    return batch
+
+  def seek(self, step: int) -> None:
+    """Makes `step` the next one, with the data from its beginning, in that step's own order."""
+    self.close()
+    self.step = step
+
+  def rows_at(self, step: int) -> np.ndarray:
+    """The rows of any step's batch that this stream makes, `(rows,) int64`."""
+    del step
+    return self._rows
+
+  def close(self) -> None:
+    """Lets go of what was read ahead."""
+    self._iterator = None
+
+  def __enter__(self) -> UncachedStream:
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    self.close()
+
+
+def _in_order(feature: Ragged, order: np.ndarray) -> Ragged:
+  rows = feature.rows()
+  return Ragged.of_rows([rows[row] for row in order], feature.dtype, feature.shape[2:])
+
+
+def _filled(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
+  """Rows, and zeros after them where there are fewer than a batch has."""
+  assert isinstance(rows, np.ndarray), "a model's features are dense"
+  filled = padding((len(real), *rows.shape[1:]), rows.dtype)
+  filled[: len(rows)] = rows
+  return filled

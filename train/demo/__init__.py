@@ -1,0 +1,1 @@
+"""`make demo`: a run that is killed and resumed beside one that is not, and a page that compares them."""

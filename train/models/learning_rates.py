@@ -1,0 +1,99 @@
+"""Learning rates by step, as products of named factors."""
+
+import difflib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from anystep.train.configuration.built_values import made_of
+
+
+def learning_rate_schedule(
+  factors: str = "constant * rsqrt_decay",
+  *,
+  base_learning_rate: float = 1.0,
+  warmup_steps: int = 10_000,
+  decay_factor: float = 0.5,
+  steps_per_decay: int = 20_000,
+  steps_per_cycle: int = 100_000,
+  step_offset: int = 0,
+  min_learning_rate: float = 1e-8,
+) -> optax.Schedule:
+  """A product of factors of the step t, from T5X's vocabulary.
+
+  | factor                 | value                                                                        |
+  |------------------------|------------------------------------------------------------------------------|
+  | constant               | base_learning_rate                                                           |
+  | linear_warmup          | min(1, t / warmup_steps)                                                     |
+  | linear_decay           | base_learning_rate * min(t / w, 1 + decay_factor * (w - t)), w = warmup_steps |
+  | rsqrt_decay            | 1 / sqrt(max(t, warmup_steps))                                               |
+  | rsqrt_normalized_decay | sqrt(warmup_steps / max(t, warmup_steps))                                    |
+  | decay_every            | decay_factor ^ floor(t / steps_per_decay)                                    |
+  | cosine_decay           | (1 + cos(pi * frac(max(0, t - warmup_steps) / steps_per_cycle))) / 2         |
+
+  The default is T5's for pretraining (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 3.1.2);
+  "constant" with 1e-3 is its for finetuning.
+
+  Args:
+    factors: names from the table, with '*' between them.
+    base_learning_rate: see the table.
+    warmup_steps: see the table, at least 1.
+    decay_factor: see the table.
+    steps_per_decay: see the table.
+    steps_per_cycle: see the table.
+    step_offset: step that counts as t = 0; those before it do too. For finetuning, the pretrained step.
+    min_learning_rate: the least the schedule ever gives.
+
+  Returns:
+    A function from a step (int or () int32) to a learning rate, () float32.
+
+  Raises:
+    ValueError: a factor is unknown, or a number of steps is below 1.
+
+  >>> schedule = learning_rate_schedule(base_learning_rate=1.0, warmup_steps=100)
+  >>> [round(float(schedule(step)), 4) for step in (0, 100, 400)]
+  [0.1, 0.1, 0.05]
+  """
+  # What a run that resumes is compared by.
+  arguments = dict(locals())
+  steps = {
+    "warmup_steps": warmup_steps,
+    "steps_per_decay": steps_per_decay,
+    "steps_per_cycle": steps_per_cycle,
+  }
+  for name, value in steps.items():
+    if value < 1:
+      raise ValueError(f"learning_rate_schedule: {name}: expected at least 1, got {value}")
+
+  known: dict[str, Callable[[jax.Array], jax.Array | float]] = {
+    "constant": lambda t: base_learning_rate,
+    "linear_warmup": lambda t: jnp.minimum(1.0, t / warmup_steps),
+    "linear_decay": lambda t: (
+      base_learning_rate * jnp.minimum(t / warmup_steps, 1.0 + decay_factor * (warmup_steps - t))
+    ),
+    "rsqrt_decay": lambda t: jax.lax.rsqrt(jnp.maximum(t, warmup_steps)),
+    "rsqrt_normalized_decay": lambda t: jnp.sqrt(warmup_steps / jnp.maximum(t, warmup_steps)),
+    "decay_every": lambda t: decay_factor ** jnp.floor(t / steps_per_decay),
+    "cosine_decay": lambda t: (
+      0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, t - warmup_steps) / steps_per_cycle % 1.0)))
+    ),
+  }
+  names = [name.strip() for name in factors.split("*")]
+  for name in names:
+    if name not in known:
+      near = difflib.get_close_matches(name, known, n=1)
+      hint = f"; did you mean {near[0]!r}?" if near else ""
+      raise ValueError(
+        f"learning_rate_schedule: unknown factor {name!r} in {factors!r}; expected {', '.join(known)}{hint}"
+      )
+
+  def schedule(step):
+    t = jnp.maximum(0, jnp.asarray(step) - step_offset).astype(jnp.float32)
+    rate = jnp.ones((), jnp.float32)
+    for name in names:
+      rate *= known[name](t)
+    return jnp.maximum(rate, min_learning_rate)
+
+  return made_of(schedule, learning_rate_schedule, arguments)

@@ -1,0 +1,91 @@
+"""The state of training and the step that moves it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.partitioning import Partitioner
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+@flax.struct.dataclass
+class TrainState:
+  """What a checkpoint holds: the number of steps done, parameters, and the optimizer's state."""
+
+  step: Any
+  params: Any
+  opt_state: Any
+
+
+def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
+  """The key of a named random stream at a step: nothing is stored (design section 7)."""
+  number = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little")
+  return jax.random.fold_in(jax.random.fold_in(root_key, np.uint32(number)), step)
+
+
+def initialize(
+  model: EncoderDecoderModel,
+  optimizer: optax.GradientTransformation,
+  *,
+  root_key: jax.Array,
+  mesh: Mesh,
+  partitioner: Partitioner,
+) -> tuple[Callable[[], TrainState], TrainState]:
+  """How to make the initial state, and what any state looks like.
+
+  Returns:
+    A function that makes the initial state on the mesh, and the abstract state: shapes, dtypes and
+    shardings.
+  """
+  param_shardings = partitioner.shardings(mesh, model.logical_axes())
+
+  def init() -> TrainState:
+    params = model.init(stream_key(root_key, "params", 0))
+    params = jax.lax.with_sharding_constraint(params, param_shardings)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+  shapes = jax.eval_shape(init)
+  partitioner.check_divides(shapes.params, param_shardings)
+  replicated = NamedSharding(mesh, PartitionSpec())
+  # What the optimizer keeps for each number of a parameter lies where the parameter does.
+  opt_shardings = optax.tree_utils.tree_map_params(
+    optimizer,
+    lambda leaf, param, sharding: sharding if leaf.shape == param.shape else replicated,
+    shapes.opt_state,
+    shapes.params,
+    param_shardings,
+    transform_non_params=lambda _: replicated,
+  )
+  shardings = TrainState(replicated, param_shardings, opt_shardings)
+  abstract = jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+  )
+  return jax.jit(init, out_shardings=shardings), abstract
+
+
+def make_train_step(
+  model: EncoderDecoderModel, optimizer: optax.GradientTransformation, *, root_key: jax.Array
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+  """The compiled training step; it takes the state's memory over."""
+
+  def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    dropout_key = stream_key(root_key, "dropout", state.step)
+    gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, dropout_key)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = metrics | {"gradient_norm": optax.tree.norm(gradients)}
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return jax.jit(train_step, donate_argnums=0)

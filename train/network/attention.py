@@ -1,0 +1,119 @@
+"""Multi-head attention as T5 has it, and the masks that say who may attend to whom."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.typing import Initializer
+
+from anystep.train.network.layers import dense
+
+
+def attention_mask(
+  query_valid: jax.Array,
+  key_valid: jax.Array,
+  *,
+  query_segments: jax.Array | None = None,
+  key_segments: jax.Array | None = None,
+  causal: bool = False,
+) -> jax.Array:
+  """Which query may attend to which key.
+
+  Args:
+    query_valid: (rows, query_length) bool, False at padding.
+    key_valid: (rows, key_length) bool, False at padding.
+    query_segments: (rows, query_length) int32, for packed rows: the number of the example a query belongs
+      to. A query attends within its own example only.
+    key_segments: (rows, key_length) int32, the same of the keys; both or neither.
+    causal: whether to hide from a query the keys after it.
+
+  Returns:
+    (rows, 1, query_length, key_length) bool; the axis of size 1 stands for the heads.
+
+  Raises:
+    ValueError: only one of the two has segments.
+
+  >>> tokens = jnp.array([[5, 6, 7, 0]])
+  >>> attention_mask(tokens > 0, tokens > 0, causal=True)[0, 0].astype(int).tolist()
+  [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
+  """
+  if (query_segments is None) != (key_segments is None):
+    given, missing = ("keys", "queries") if query_segments is None else ("queries", "keys")
+    raise ValueError(f"segment ids: got them for the {given} but not for the {missing}; pass both or neither")
+  mask = query_valid[:, :, None] & key_valid[:, None, :]
+  if query_segments is not None and key_segments is not None:
+    mask = mask & (query_segments[:, :, None] == key_segments[:, None, :])
+  if causal:
+    mask = mask & jnp.tri(mask.shape[1], mask.shape[2], dtype=bool)[None]
+  return mask[:, None]
+
+
+class MultiHeadAttention(nn.Module):
+  """Multi-head attention: softmax(query key^T + bias) value, for each head.
+
+  As Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762, section 3.2) without the division of the
+  logits by sqrt(head_dim): T5 has it in the query kernel's initial values, which trains alike under
+  Adafactor.
+
+  Attributes:
+    num_heads: number of heads.
+    head_dim: size of a head's queries, keys and values.
+    dtype: dtype of the computation; parameters are float32.
+    float32_logits: whether logits and softmax are float32 where dtype is smaller.
+  """
+
+  num_heads: int
+  head_dim: int
+  dtype: Any = jnp.float32
+  float32_logits: bool = False
+
+  @nn.compact
+  def __call__(
+    self,
+    queries: jax.Array,
+    keys_values: jax.Array,
+    *,
+    mask: jax.Array,
+    bias: jax.Array | None = None,
+    weight_dropout: jax.Array | float = 1.0,
+  ) -> jax.Array:
+    """Lets each query attend to the keys its mask allows.
+
+    A query that may attend to no key gets the mean of all values: finite, and for the caller to ignore.
+
+    Args:
+      queries: (rows, query_length, emb_dim) float, what attends.
+      keys_values: (rows, key_length, emb_dim) float, what is attended to.
+      mask: (rows, 1, query_length, key_length) bool, see `attention_mask`.
+      bias: (1, num_heads, query_length, key_length) float, see `RelativePositionBiases`.
+      weight_dropout: factors for the attention weights, (rows, num_heads, 1, key_length), see
+        `draw_dropout`.
+
+    Returns:
+      (rows, query_length, emb_dim), of dtype `dtype`.
+    """
+    init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+    query_init = nn.initializers.variance_scaling(1.0 / self.head_dim, "fan_in", "normal")
+    query = self._heads(queries, "query", query_init)
+    key = self._heads(keys_values, "key", init)
+    value = self._heads(keys_values, "value", init)
+
+    logits_dtype = jnp.float32 if self.float32_logits else self.dtype
+    logits = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=logits_dtype)
+    if bias is not None:
+      logits += bias.astype(logits_dtype)
+    logits = jnp.where(mask, logits, jnp.finfo(logits_dtype).min)
+    weights = jax.nn.softmax(logits).astype(self.dtype) * weight_dropout
+
+    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+    attended = attended.reshape(*queries.shape[:2], self.num_heads * self.head_dim)
+    out = dense(queries.shape[-1], ("joined_kv", "embed"), name="out", dtype=self.dtype, init=init)
+    return out(attended)
+
+  def _heads(self, x: jax.Array, name: str, init: Initializer) -> jax.Array:
+    """(rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
+    joined = dense(
+      self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
+    )
+    return joined(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)

@@ -1,0 +1,101 @@
+"""A run's record of what every step was given and what it lost: what two runs are compared by."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from anystep.errors import invalid_file
+from anystep.features.digest import batch_digest
+from anystep.files.input_files import open_file
+from anystep.files.json_files import MALFORMED, parse_json
+from anystep.limits import is_count
+
+_FOLDER = "step_log"
+# A line has some 150 bytes.
+_MAX_LINE_BYTES = 1 << 12
+_INTEGER = re.compile(r"-?\d+\Z")
+
+
+class StepRecord(NamedTuple):
+  """One step: the digest of the arrays that it was given, and its loss per target token."""
+
+  step: int
+  digest: str
+  loss: float
+
+
+class StepLog:
+  """Appends to one file of its own for each time that a run is started, a line a step.
+
+  Args:
+    model_dir: the run's directory.
+    start_step: the step that this start begins with; names the file.
+    process: this process's number; every process logs the rows that it holds.
+  """
+
+  def __init__(self, model_dir: epath.PathLike, *, start_step: int, process: int = 0):
+    folder = epath.Path(model_dir) / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    starts = len(list(folder.glob(f"start-*-process-{process:05d}.jsonl")))
+    self._file = (folder / f"start-{starts:05d}-from-{start_step:09d}-process-{process:05d}.jsonl").open("w")
+
+  def write(self, step: int, batch: Mapping[str, np.ndarray], loss: float) -> None:
+    """Records a step; the line is on its way to the disk when this returns."""
+    record = StepRecord(step, batch_digest(batch), loss)
+    self._file.write(json.dumps(record._asdict()) + "\n")
+    self._file.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+def read_step_log(model_dir: epath.PathLike, *, process: int = 0) -> list[list[StepRecord]]:
+  """What a process logged, one list for each time that the run was started.
+
+  A last line that a kill cut short is left out.
+
+  Raises:
+    AnystepError: 65 `step_log_invalid` where a line is none that a run writes.
+  """
+  folder = epath.Path(model_dir) / _FOLDER
+  return [list(_read(path)) for path in sorted(folder.glob(f"start-*-process-{process:05d}.jsonl"))]
+
+
+def _read(path: epath.Path) -> Iterator[StepRecord]:
+  number = 0
+  try:
+    with open_file(path) as file:
+      while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+        number += 1
+        yield _parsed(line)
+      if len(line) == _MAX_LINE_BYTES:
+        number += 1
+        raise ValueError(f"more than {_MAX_LINE_BYTES:,} bytes")
+  except (*MALFORMED, IsADirectoryError, FileNotFoundError) as error:
+    raise invalid_file(
+      "step_log_invalid",
+      error,
+      path=path,
+      line=number,
+      expected="the step, digest and loss of a step in each line",
+      fix="restore the file from a copy, or train anew in another MODEL_DIR",
+    ) from error
+
+
+def _parsed(line: bytes) -> StepRecord:
+  record = StepRecord(**parse_json(line, number=_number))
+  if not (is_count(record.step) and isinstance(record.digest, str) and isinstance(record.loss, float)):
+    raise ValueError(f"unexpected step {record.step!r}, digest {record.digest!r} or loss {record.loss!r}")
+  return record
+
+
+def _number(text: str) -> int | float:
+  """A number as a line has it: a loss may be NaN or infinite."""
+  return int(text) if _INTEGER.match(text) else float(text)

@@ -1,0 +1,81 @@
+"""What a run says of each step: in its step log, in TensorBoard and on the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from clu import metric_writers
+from etils import epath
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.programs.progress import Progress
+from anystep.train.partitioning import local_values
+from anystep.train.runs.step_log import StepLog
+
+
+class StepReporter:
+  """Tells the step log, TensorBoard and the progress bar of each step, one step late."""
+
+  def __init__(self, model_dir: epath.PathLike, *, start_step: int, total_steps: int):
+    self._log = StepLog(model_dir, start_step=start_step, process=jax.process_index())
+    self._writer = metric_writers.SummaryWriter(str(epath.Path(model_dir) / "train"))
+    self._progress = Progress("train", total=total_steps, unit="steps", start=start_step)
+    self._pending: tuple[int, Mapping[str, jax.Array], Mapping[str, jax.Array]] | None = None
+    self._tokens = 0
+    self._begin_seconds = time.monotonic()
+
+  def __enter__(self) -> StepReporter:
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    if exc_info[0] is None:
+      self.flush()
+    self._progress.close()
+    self._log.close()
+    self._writer.close()
+
+  def report_before(self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping[str, Any]) -> None:
+    """Reports the step before this one, and keeps this one for the next call."""
+    self.flush()
+    self._pending = (step, batch, metrics)
+
+  def flush(self) -> None:
+    """Reports the step that was kept.
+
+    Raises:
+      AnystepError: 70 `loss_not_finite`.
+    """
+    if self._pending is None:
+      return
+    (step, batch, metrics), self._pending = self._pending, None
+    sums = {name: np.asarray(value) for name, value in metrics.items()}
+    # A batch without loss weights, as one of tombstones alone, has averages of 0.
+    tokens = sums["weight_sum"] or 1
+    loss = float(sums["loss"] / tokens)
+    self._log.write(step, local_values(batch), loss)
+    if not math.isfinite(loss):
+      raise AnystepError(
+        ExitCode.NUMERICS,
+        "loss_not_finite",
+        step=step,
+        got=loss,
+        fix="lower the learning rate, or look at the step's rows with anystep-data what-was-at",
+      )
+    self._tokens += int(sums["weight_sum"])
+    tokens_per_second = self._tokens / (time.monotonic() - self._begin_seconds)
+    self._writer.write_scalars(
+      step + 1,
+      {
+        "loss": loss,
+        "z_loss": float(sums["z_loss"] / tokens),
+        "accuracy": float(sums["correct"] / tokens),
+        "gradient_norm": float(sums["gradient_norm"]),
+        "tokens_per_second": tokens_per_second,
+      },
+    )
+    self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")

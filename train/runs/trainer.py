@@ -1,0 +1,381 @@
+"""The trainer: a configuration, and the loop that it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import jax
+from clu import metric_writers
+from etils import epath
+from rich.console import Console
+from rich.table import Table
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.limits import MAX_COUNT, is_count, is_name
+from anystep.order.packing import PackingPolicy
+from anystep.tasks.seqio_api.evaluation import check_metrics
+from anystep.train.checkpoints.checkpoints import (
+  Checkpoint,
+  CheckpointConfig,
+  find_checkpoint,
+  remove_old_checkpoints,
+  report_unreadable,
+  restore_state,
+  save_checkpoint,
+  set_aside_later_checkpoints,
+)
+from anystep.train.configuration.built_values import Value, built_values
+from anystep.train.configuration.resume_contract import (
+  AcceptedChanges,
+  Change,
+  record_accepted,
+  run_change,
+  value_changes,
+)
+from anystep.train.datasets.config import DatasetConfig
+from anystep.train.datasets.run_data import RunData, RunDataset
+from anystep.train.datasets.run_datasets import find_datasets
+from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.models.train_state import initialize, make_train_step
+from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
+from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate
+from anystep.train.runs.run_identity import new_run, read_run, write_run
+from anystep.train.runs.run_lock import locked_run
+from anystep.train.runs.step_reporter import StepReporter
+from anystep.train.runs.termination import Termination, preempted
+
+# Of jax's configuration: what decides bits of parameters.
+_JAX_OPTIONS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_enable_x64",
+  "jax_threefry_partitionable",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+  """Trains a model on a task or mixture; gin files configure it.
+
+  Attributes:
+    model: network, loss and optimizer.
+    model_dir: where checkpoints, TensorBoard events and the step log go; training resumes from there.
+    train_dataset: what it learns from.
+    eval_dataset: what it is evaluated on at the end; None for no evaluation.
+    total_steps: how many steps in all, those before a restart included.
+    checkpoints: when checkpoints are written.
+    partitioner: how arrays are split over devices.
+    random_seed: keys the initial parameters and dropout.
+  """
+
+  model: EncoderDecoderModel
+  model_dir: str
+  train_dataset: DatasetConfig
+  total_steps: int
+  checkpoints: CheckpointConfig
+  eval_dataset: DatasetConfig | None = None
+  partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
+  random_seed: int = 0
+
+  def __post_init__(self):
+    if not is_count(self.total_steps, least=1):
+      raise ValueError(f"total_steps is a whole number from 1 to {MAX_COUNT}, not {self.total_steps!r}")
+    if not is_count(self.random_seed):
+      raise ValueError(f"random_seed is a whole number, not {self.random_seed!r}")
+    if not isinstance(self.model_dir, (str, os.PathLike)):
+      raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
+    if not is_name(os.fspath(self.model_dir)):
+      raise ValueError(f"model_dir: expected no control characters, got {self.model_dir!r}")
+    if self.model.optimizer_def is None:
+      raise ValueError("the model has no optimizer_def")
+    if self.eval_dataset is not None and self.eval_dataset.packing != PackingPolicy.NONE:
+      raise ValueError(
+        f"evaluation scores an example a row: expected packing none of eval_dataset, not"
+        f" {self.eval_dataset.packing}"
+      )
+
+  def prepare(self, *, accept_changes: Collection[str] = (), before_step: int | None = None) -> PreparedRun:
+    """Finds and checks the data and where training stands, before any device is touched.
+
+    Args:
+      accept_changes: names of values with which a run may go on though its checkpoint was made with others.
+      before_step: only checkpoints before this step are looked at.
+
+    Raises:
+      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_state` and `find_checkpoint`;
+        76 `resume_contract` where the data or what decides parameters is not what training began with;
+        76 `checkpoint_run` where the newest checkpoint is another run's; 64 `accept_change`.
+    """
+    dataset, *evaluated = find_datasets(self.datasets, model_dir=self.model_dir)
+    for other in evaluated:
+      check_metrics(other.task, EVALUATION_OUTPUTS)
+    _check_vocabulary(self.model, dataset)
+    checkpoint = find_checkpoint(self.model_dir, before_step=before_step)
+    accepted = AcceptedChanges.read(self.model_dir, accept_changes)
+    run = read_run(self.model_dir)
+    run_name = run or new_run()
+    newly_accepted = _accept_run(checkpoint, run, run_name, accepted)
+    state = dataset.run_state((checkpoint.step, checkpoint.data) if checkpoint else None)
+    newly_accepted += self._accept_values(checkpoint, accepted)
+    if checkpoint is not None and checkpoint.step > self.total_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "total_steps",
+        expected=f"at least {checkpoint.step}, the checkpoint's step",
+        got=self.total_steps,
+        fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
+      )
+    if state.num_steps is not None and state.num_steps < self.total_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "data_ended",
+        expected=f"at most {state.num_steps} steps in {self.train_dataset.num_epochs} epochs",
+        got=self.total_steps,
+        fix="train for fewer steps or for more epochs",
+      )
+    converter = self.model.FEATURE_CONVERTER
+    data = dataset.under(state, converter)
+    if data.caveat:
+      print(f"WARNING: {data.caveat}", file=sys.stderr, flush=True)
+    return PreparedRun(
+      trainer=self,
+      data=data,
+      evaluation=next((other.under(other.run_state(), converter) for other in evaluated), None),
+      restore_step=checkpoint.step if checkpoint else None,
+      run_name=run_name,
+      accept_changes=accept_changes,
+      newly_accepted=newly_accepted,
+    )
+
+  @property
+  def datasets(self) -> list[DatasetConfig]:
+    """What it learns from, and an epoch of what it is evaluated on, if anything."""
+    evaluated = [dataclasses.replace(self.eval_dataset, num_epochs=1)] if self.eval_dataset else []
+    return [self.train_dataset, *evaluated]
+
+  @property
+  def deciding_values(self) -> dict[str, Value]:
+    """What decides parameters and losses, beside the data, by name: the values that were built.
+
+    How arrays are split over devices is not among them: it decides how sums are rounded, and no more.
+    """
+    options = {name.removeprefix("jax_"): getattr(jax.config, name) for name in _JAX_OPTIONS}
+    return built_values(
+      {"model": self.model, "random_seed": self.random_seed, "jax": options},
+      leave_out=("model.input_vocabulary", "model.output_vocabulary"),
+    )
+
+  def run(self) -> dict[str, float]:
+    """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics.
+
+    Raises:
+      AnystepError: 73 `run_active` where another process trains in model_dir.
+    """
+    with locked_run(self.model_dir):
+      return self.prepare().run()
+
+  def _accept_values(self, checkpoint: Checkpoint | None, accepted: AcceptedChanges) -> list[Change]:
+    """Refuses values that the checkpoint was not trained with; returns those accepted for the first time."""
+    now = self.deciding_values
+    was = checkpoint.trained_with if checkpoint else None
+    accepted.check_names({*now, *(was or {})})
+    if checkpoint is None or was is None:
+      return []
+    return accepted.require(
+      value_changes(checkpoint.step, was, now),
+      kind="resume_contract",
+      expected=f"what checkpoint_{checkpoint.step} was trained with",
+      fix="set them as they were, or train in another MODEL_DIR",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+  """A run whose data and checkpoints were found and checked.
+
+  Attributes:
+    trainer: the configuration.
+    data: what is trained on. evaluation: what is evaluated on at the end, if anything.
+    restore_step: step of the checkpoint to resume from; None to start.
+    run_name: of the run that model_dir is of, or is to be.
+    accept_changes: as `Trainer.prepare` got them.
+    newly_accepted: the changes that this run goes on with and no earlier start did.
+  """
+
+  trainer: Trainer
+  data: RunData
+  evaluation: RunData | None
+  restore_step: int | None
+  run_name: str
+  accept_changes: Collection[str] = ()
+  newly_accepted: Sequence[Change] = ()
+
+  def run(
+    self, termination: Termination | None = None, *, started: Callable[[], None] = lambda: None
+  ) -> dict[str, float]:
+    """Trains to the end; returns the evaluation's metrics.
+
+    Args:
+      termination: asked after each step; None where nobody can ask for it.
+      started: called when the state is there, before the first step.
+
+    Raises:
+      AnystepError: 75 `preempted` after a committed checkpoint, where that was asked for.
+    """
+    trainer, data = self.trainer, self.data
+    termination = termination or Termination()
+    if jax.process_count() > 1:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "process_count",
+        expected="one process",
+        got=jax.process_count(),
+        fix="train on the devices of one process: checkpoints are not yet written by several",
+      )
+    for batch_size in data.batch_sizes:
+      mesh = trainer.partitioner.mesh(batch_size)
+    sharding = batch_sharding(mesh)
+    root_key = jax.random.key(trainer.random_seed)
+    optimizer = trainer.model.optimizer_def
+    assert optimizer is not None, "Trainer refuses a model without one"
+    make_initial, abstract = initialize(
+      trainer.model, optimizer, root_key=root_key, mesh=mesh, partitioner=trainer.partitioner
+    )
+    if self.restore_step is None:
+      start_step, state = 0, make_initial()
+      print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
+    else:
+      try:
+        start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
+      except AnystepError as error:
+        if error.code != ExitCode.DATA:
+          raise
+        report_unreadable(self.restore_step, error)
+        # The data's state too is that of the checkpoint that is restored.
+        return self._before(self.restore_step).run(termination, started=started)
+      set_aside_later_checkpoints(trainer.model_dir, start_step)
+      print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
+    self._record(start_step)
+    started()
+    trained_with = trainer.deciding_values
+    train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
+    stream = data.open_stream((jax.process_index(), jax.process_count()))
+    stream.seek(start_step)
+    reporter = StepReporter(trainer.model_dir, start_step=start_step, total_steps=trainer.total_steps)
+    with stream, reporter:
+      for step in range(start_step, trainer.total_steps):
+        rows = stream.rows_at(step)
+        batch = global_batch(next(stream), sharding, rows, len(rows))
+        state, metrics = train_step(state, batch)
+        # From the first step on there is something to save.
+        termination.defer()
+        # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
+        reporter.report_before(step, batch, metrics)
+        done = step + 1
+        period_ends = done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps
+        if period_ends or termination.requested:
+          # The log must say all that a checkpoint contains before the checkpoint counts.
+          reporter.flush()
+          save_checkpoint(
+            trainer.model_dir, state, data=data.state, run=self.run_name, trained_with=trained_with
+          )
+          remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
+          if termination.requested:
+            raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
+    termination.resume()
+    if self.evaluation is None:
+      return {}
+    results = evaluate(trainer.model, state.params, self.evaluation, mesh)
+    _show(results, self.evaluation.dataset, trainer)
+    return results
+
+  def _before(self, step: int) -> PreparedRun:
+    """The run from the checkpoint before a step's, whose arrays could not be restored."""
+    return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
+
+  def _record(self, start_step: int) -> None:
+    """Makes model_dir this run's, and says there what it goes on with from a step."""
+    model_dir = self.trainer.model_dir
+    if read_run(model_dir) is None:
+      write_run(model_dir, self.run_name)
+    record_accepted(model_dir, self.newly_accepted)
+    self.data.record(model_dir, start_step)
+
+
+def _accept_run(
+  checkpoint: Checkpoint | None, run: str | None, run_name: str, accepted: AcceptedChanges
+) -> list[Change]:
+  """Refuses a checkpoint of another run; returns the change where it is accepted for the first time.
+
+  Args:
+    checkpoint: the newest.
+    run: that the directory is of; None where it has no name yet.
+    run_name: the name that it has, or is to have.
+    accepted: what is, and was, accepted.
+  """
+  if checkpoint is None:
+    return []
+  if checkpoint.run is None:
+    print(
+      f"checkpoint_{checkpoint.step} is of an earlier anystep and says neither which run wrote it nor what it"
+      " was trained with: it is taken for this run's, trained with this configuration",
+      file=sys.stderr,
+    )
+    return []
+  changes = accepted.require(
+    run_change(checkpoint.step, checkpoint.run, run),
+    kind="checkpoint_run",
+    expected=f"a checkpoint of this directory's run, {run or 'which no run.json names'}",
+    fix="where it was copied here, move it away; where run.json is lost, put it back",
+  )
+  return [dataclasses.replace(change, now=[run_name]) for change in changes]
+
+
+def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
+  """Refuses a model whose vocabulary is not the tasks', or that has fewer ids than it."""
+  vocabularies = {"inputs": model.input_vocabulary, "targets": model.output_vocabulary}
+  features = [
+    (task, name, task.output_features[name].vocabulary)
+    for task in dataset.tasks.values()
+    for name in vocabularies
+    if name in task.output_features
+  ]
+  for task, name, vocabulary in features:
+    if vocabularies[name] is not None and vocabulary != vocabularies[name]:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocabulary",
+        task=task.name,
+        feature=name,
+        expected=vocabulary,
+        got=vocabularies[name],
+        fix="set VOCABULARY to the task's",
+      )
+    vocab_size = model.module.config.vocab_size
+    if vocabulary.vocab_size > vocab_size:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocab_size",
+        task=task.name,
+        expected=f"at least {vocabulary.vocab_size}",
+        got=vocab_size,
+        fix="enlarge the network's vocab_size",
+      )
+
+
+def _show(results: Mapping[str, float], evaluation: RunDataset, trainer: Trainer) -> None:
+  """Prints the evaluation as a table and hands it to TensorBoard."""
+  name, split = evaluation.task.name, evaluation.config.split
+  print(f"{name}, {split}, teacher-forced, after {trainer.total_steps:,} steps:")
+  table = Table()
+  table.add_column("metric")
+  table.add_column("value", justify="right")
+  for metric, value in results.items():
+    table.add_row(metric, f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+  Console().print(table)
+  writer = metric_writers.SummaryWriter(str(epath.Path(trainer.model_dir) / f"eval_{split}" / name))
+  writer.write_scalars(trainer.total_steps, results)
+  writer.close()
