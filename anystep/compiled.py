@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+# Of fewer rows, plain Python is done before numba is imported, which takes 0.4 s.
+FEWEST_TO_COMPILE_FOR = 16
+
 
 def is_fast() -> bool:
   """Whether numba is installed, so that loops run as machine code."""

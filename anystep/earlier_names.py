@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 # By module, its earlier name.
 _EARLIER: Mapping[str, str] = {
+  "anystep.order.permutation": "anystep.permutation",
   "anystep.streams.grain": "anystep.grain_datasets",
   "anystep.tasks.catalogue.arithmetic": "anystep.tasks.arithmetic",
   "anystep.tasks.catalogue.c4": "anystep.tasks.c4",

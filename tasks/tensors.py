@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anystep.features.ragged import Batch, Ragged, as_sequences
 from anystep.forks import UnforkableLibrary
-from anystep.records.parsing import Batch, Ragged, as_sequences
 
 Tensors = Mapping[str, tf.Tensor | tf.RaggedTensor]
 _tensorflow = UnforkableLibrary("TensorFlow")

@@ -15,19 +15,13 @@ from etils import epath
 
 import oracle
 from anystep.caches.cache import Cache, open_cache
-from anystep.caches.manifest import (
-  AS_IS,
-  Feature,
-  FileEntry,
-  Fingerprint,
-  Manifest,
-  SourceShard,
-  canonical_json,
-)
+from anystep.caches.manifest import AS_IS, FileEntry, Fingerprint, Manifest, SourceShard
 from anystep.caches.read_pool import ReadPool
 from anystep.containers import containers
+from anystep.features.feature import Feature
 from anystep.files import names
-from anystep.records.parsing import serialize_example
+from anystep.files.json_files import canonical_json
+from anystep.records.writing import serialize_example
 
 Example = dict[str, Any]
 

@@ -17,12 +17,13 @@ from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
 from anystep.containers.containers import PARQUET, BlockReader, open_blocks
 from anystep.containers.file_ranges import FileStamp
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.features.ragged import Ragged
 from anystep.files import names
 from anystep.files.input_files import open_file, read_file
 from anystep.files.os_failures import os_failure
 from anystep.limits import MAX_JSON_BYTES
-from anystep.order.permutation import Permutation
-from anystep.records.parsing import Ragged, parse_example, parse_examples
+from anystep.order.preshuffle import preshuffle
+from anystep.records.parsing import parse_example, parse_examples
 from anystep.whole_numbers import whole_numbers
 
 _RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
@@ -266,7 +267,7 @@ class Cache:
     if m.layout == AS_IS:
       return self.locate(indices)
     indices = whole_numbers(indices, "indices")
-    ordinals = Permutation(m.num_examples, "preshuffle", m.task, m.split, m.seed).inverse(indices)
+    ordinals = preshuffle(m.num_examples, task=m.task, split=m.split, seed=m.seed).inverse(indices)
     stops = np.cumsum([shard.examples for shard in m.source_shards])
     source_shards = np.searchsorted(stops, ordinals, side="right")
     starts = np.concatenate([[0], stops[:-1]])

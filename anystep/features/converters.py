@@ -17,7 +17,7 @@ import numpy as np
 
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.features.packed_rows import Spans, packed_spans, segment_numbers
-from anystep.records.parsing import Batch, Ragged, padding
+from anystep.features.ragged import Batch, Ragged, padding
 
 Rows = dict[str, Any]
 """Features of several rows: arrays of shape `(rows, length, ...)` or `(rows,)`, `Ragged` where not padded."""

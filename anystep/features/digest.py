@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 
 def row_digests(features: Mapping[str, np.ndarray | Ragged]) -> list[bytes]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from anystep.compiled import compiled
 from anystep.errors import AnystepError, ExitCode
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

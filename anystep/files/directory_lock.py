@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode
-from anystep.files.json_files import parse_json
+from anystep.files.json_files import canonical_json, parse_json
 from anystep.forks import start_anew_in_children
 
 LOCK = ".lock"

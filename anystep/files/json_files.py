@@ -85,3 +85,9 @@ _NESTED = (dict, list)
 
 def _too_deep() -> ValueError:
   return ValueError(f"more than {MAX_JSON_DEPTH} values one within the other")
+
+
+def canonical_json(value: object, *, indent: int | None = None) -> str:
+  """JSON with sorted keys and plain ASCII, so that equal values are equal bytes."""
+  separators = (",", ": ") if indent else (",", ":")
+  return json.dumps(value, sort_keys=True, indent=indent, separators=separators, allow_nan=False)

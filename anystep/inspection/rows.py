@@ -12,7 +12,7 @@ import numpy as np
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
 from anystep.order.epochs import Places
-from anystep.order.permutation import Permutation
+from anystep.order.preshuffle import preshuffle
 from anystep.plans.plan import PADDING_TASK, Plan
 from anystep.plans.segments import Segment
 from anystep.units.tables import UnitTable
@@ -94,7 +94,7 @@ def index_of_source(cache: Cache, source_shard: int, source_place: int) -> int:
   ordinal = sum(shard.examples for shard in m.source_shards[:source_shard]) + source_place
   if m.layout == AS_IS:
     return ordinal
-  return int(Permutation(m.num_examples, "preshuffle", m.task, m.split, m.seed)(ordinal))
+  return int(preshuffle(m.num_examples, task=m.task, split=m.split, seed=m.seed)(ordinal))
 
 
 def stretches(plan: Plan, steps: range) -> Iterator[tuple[Segment, range]]:

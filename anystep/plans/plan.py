@@ -14,10 +14,10 @@ from etils import epath
 
 from anystep.cached import cached_property
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import AS_IS, canonical_json
+from anystep.caches.manifest import AS_IS
 from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
 from anystep.files.input_files import read_file
-from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.limits import (
   MAX_BATCH_ROWS,
   MAX_COUNT,

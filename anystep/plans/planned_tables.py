@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode
+from anystep.files.json_files import canonical_json
 from anystep.order.packing import PackingPolicy
 from anystep.transforms.transform import Transform
 from anystep.units.surveys import make_unit_table, needs_unit_table, table_made_for

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, canonical_json
+from anystep.caches.manifest import AS_IS, PRESHUFFLED
 from anystep.errors import AnystepError, ExitCode
+from anystep.files.json_files import canonical_json
 from anystep.limits import MAX_SHARDS, is_count, is_sha256, refuse_wrong
 from anystep.transforms.transform import Transform, transforms_sha256
 from anystep.units.tables import UnitTable

@@ -11,10 +11,9 @@ from etils import epath
 
 from anystep.cached import cached_property
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.features.converters import Rows
-from anystep.files.json_files import MALFORMED, read_json
+from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.limits import is_count, is_name, is_sha256, refuse_wrong
 
 LIST_VERSION = 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode, nearest
-from anystep.records.parsing import Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 
 # Rows that are decoded at a time: so many, and of so many bytes.
 DECODED_ROWS = 1024

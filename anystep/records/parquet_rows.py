@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode, package_missing
+from anystep.features.ragged import Ragged
 from anystep.records.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
-from anystep.records.parsing import Ragged
 from anystep.records.writing import serialize_examples
 
 # Of the rows that are decoded at a time, by what the file says of their row group.

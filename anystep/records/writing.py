@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from anystep.records.parsing import Batch, Ragged, list_kind, serialize_example, stored_lists, wire_field
+from anystep.compiled import FEWEST_TO_COMPILE_FOR
+from anystep.features.ragged import Batch, Ragged
+from anystep.records.example_message import example_class, list_kind, row_lengths_name, wire_field
 from anystep.records.writing_loops import (
   lay_out,
   measure_integers,
@@ -18,9 +21,6 @@ from anystep.records.writing_loops import (
   write_integers,
   write_texts,
 )
-
-# Fewer are written before numba is imported, which takes 0.4 s.
-_FEWEST_TO_COMPILE_FOR = 16
 
 
 def serialize_examples(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def serialize_examples(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
   num_rows = {name: len(feature) for name, feature in batch.items()}
   if len(set(num_rows.values())) > 1:
     raise ValueError(f"rows differ: {num_rows}")
-  if max(num_rows.values(), default=0) < _FEWEST_TO_COMPILE_FOR or not importlib.util.find_spec("numba"):
+  if max(num_rows.values(), default=0) < FEWEST_TO_COMPILE_FOR or not importlib.util.find_spec("numba"):
     return _row_by_row(batch)
   return _by_compiled_loops(batch)
 
@@ -175,3 +175,67 @@ def _read_only(values: np.ndarray) -> np.ndarray:
   view = np.ascontiguousarray(values).view()
   view.flags.writeable = False
   return view
+
+
+def serialize_example(example: Mapping[str, Any]) -> bytes:
+  """One record: a serialized `tf.train.Example`, features in sorted name order (design section 4).
+
+  Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. Rows whose
+  lengths differ, a `Ragged`, are stored as SeqIO does: their values, and their lengths under another name.
+
+  >>> example = {"targets": np.array([3, 1])}
+  >>> parse_example(serialize_example(example), {"targets": Feature(dtype="int32", shape=(None,))})
+  {'targets': array([3, 1], dtype=int32)}
+  """
+  lists = stored_lists(
+    example, lambda value: (value.values, value.lengths) if isinstance(value, Ragged) else None
+  )
+  # One by one, for protobuf's implementations sort names differently.
+  entries = b"".join(_serialize_entry(name, lists[name]) for name in sorted(lists))
+  return wire_field(1, entries) if entries else b""
+
+
+def _serialize_entry(name: str, value: Any) -> bytes:
+  """A list's entry among a record's features."""
+  features = example_class()().features
+  values = np.asarray(value)
+  if values.dtype.kind in "SU":
+    # numpy's own text types drop zero bytes at the end.
+    values = np.asarray(value, object)
+  values = values.reshape(-1)
+  feature = features.feature[name]
+  kind = list_kind(name, values.dtype)
+  if kind == "int64_list":
+    feature.int64_list.value.extend(values.astype(np.int64).tolist())
+  elif kind == "float_list":
+    feature.float_list.value.extend(values.astype(np.float32).view(np.uint32).tolist())
+  else:
+    feature.bytes_list.value.extend(
+      [text.encode() if isinstance(text, str) else text for text in values.tolist()]
+    )
+  return features.SerializeToString()
+
+
+def stored_lists(
+  features: Mapping[str, Any], parts_of: Callable[[Any], tuple[Any, Any] | None]
+) -> dict[str, Any]:
+  """By name the lists that records hold of features: of ragged rows their values and their lengths.
+
+  Args:
+    features: by name, in any form.
+    parts_of: tells of a feature of ragged rows what those two are in that form, of another None.
+
+  Raises:
+    ValueError: where two lists would have one name.
+
+  Source: `dict_to_tfexample` and `tfexample_ragged_length_key` of seqio/utils.py.
+  """
+  lists = dict(features)
+  for name, feature in features.items():
+    parts = parts_of(feature)
+    if parts is not None:
+      lengths_name = row_lengths_name(name)
+      if lengths_name in features:
+        raise ValueError(f"Feature {lengths_name!r} has the name of the row lengths of feature {name!r}.")
+      lists[name], lists[lengths_name] = parts
+  return lists

@@ -15,11 +15,11 @@ from etils import epath
 from anystep.caches.cache import Cache, open_cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, PassThroughConverter, Rows
+from anystep.features.ragged import Batch, Ragged, padding
 from anystep.forks import start_anew_in_children
 from anystep.plans.plan import PADDING_TASK, BatchRows, Plan, checked_step
 from anystep.plans.tombstones import without_loss
 from anystep.plans.wanted_rows import rows_by_batch_size
-from anystep.records.parsing import Batch, Ragged, padding
 from anystep.streams.memory import keep_freed_memory
 from anystep.streams.read_ahead import Making, ReadAhead, run_uninterrupted
 from anystep.streams.record_reader import UnitRecords

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch, Ragged, as_sequences
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import BatchRows, Plan
 from anystep.plans.tombstones import NEVER
-from anystep.records.parsing import Batch, ExampleParser, Ragged, as_sequences
+from anystep.records.parsing import ExampleParser
 from anystep.streams.record_reader import RecordReader, UnitRecords
-from anystep.transforms.transform import Records, Transform
-from anystep.units.tables import REMAKE_TABLE
+from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
 
 class TaskExamples:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.records.parsing import Batch, Ragged, selected
+from anystep.features.ragged import Batch, Ragged, selected
 from anystep.transforms.identity import describe
-from anystep.transforms.transform import Records, Transform, random_keys
-from anystep.units.tables import REMAKE_TABLE
+from anystep.transforms.transform import REMAKE_TABLE, Records, Transform, random_keys
 
 Example = dict[str, Any]
 """Features by name: arrays of the example's own, which it may change in place; numbers, bytes and texts."""

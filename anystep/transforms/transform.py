@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.ragged import Batch
+from anystep.files.json_files import canonical_json
 from anystep.order.permutation import round_keys, sub_keys
-from anystep.records.parsing import Batch
 
 # What Python's own repr of an object ends with.
+REMAKE_TABLE = "remove the task's unit tables (units/ beside its cache) and start a new plan"
 _ADDRESS = re.compile(r"[^\"]* at 0x[0-9a-fA-F]{6,}")
 
 

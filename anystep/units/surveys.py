@@ -14,9 +14,10 @@ from anystep.cached import cached_property
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.ragged import Batch, Ragged
 from anystep.order.packing import PackingPolicy, pack
 from anystep.programs.progress import library_progress
-from anystep.records.parsing import Batch, ExampleParser, Ragged
+from anystep.records.parsing import ExampleParser
 from anystep.transforms.transform import Records, Transform, identity_of
 from anystep.units.tables import (
   TABLE_VERSION,

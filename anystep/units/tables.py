@@ -15,12 +15,12 @@ import numpy as np
 from etils import epath
 
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import FileEntry, canonical_json
+from anystep.caches.manifest import FileEntry
 from anystep.caches.read_pool import ReadPool, process_pool
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import names, storage
 from anystep.files.input_files import read_file
-from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.files.os_failures import FULL, os_failure
 from anystep.forks import start_anew_in_children
 from anystep.limits import MAX_COUNT, MAX_JSON_BYTES, is_count, is_name, refuse_wrong
@@ -29,7 +29,6 @@ from anystep.units.table_files import UnitTableFile, table_invalid
 TABLE_VERSION = 1
 _owners = itertools.count()
 # Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
-REMAKE_TABLE = "remove the task's unit tables (units/ beside its cache) and start a new plan"
 
 
 class Members(NamedTuple):

@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from anystep.caches.cache import Cache, open_cache
-from anystep.caches.manifest import Feature, FileEntry, Fingerprint, Manifest, SourceShard, canonical_json
+from anystep.caches.manifest import FileEntry, Fingerprint, Manifest, SourceShard
 from anystep.containers import containers
+from anystep.features.feature import Feature
 from anystep.files import names
-from anystep.records.parsing import serialize_example
+from anystep.files.json_files import canonical_json
+from anystep.records.writing import serialize_example
 
 SPLIT = "train"
 FEATURE_LENGTHS = {"inputs": 512, "targets": 114}

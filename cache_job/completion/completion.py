@@ -19,10 +19,11 @@ from anystep.cache_job.shuffle.sorted_spills import all_spills
 from anystep.cache_job.state.job_lock import LOCK, locked
 from anystep.cache_job.state.split_job import SplitJob, file_of, job_incomplete, read_plan, source_ranges
 from anystep.cache_job.state.split_stats import merged_stats
-from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard, canonical_json
+from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.containers import containers
 from anystep.errors import AnystepError
 from anystep.files import names, storage
+from anystep.files.json_files import canonical_json
 from anystep.tasks.vocabularies.copies import keep_copies, remove_unused_copies
 
 _Result = TypeVar("_Result")

@@ -17,11 +17,12 @@ from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.task_work import task_fingerprint
 from anystep.cache_job.preprocessing.example_checks import known_features
 from anystep.cache_job.state.split_job import SplitJob
-from anystep.caches.manifest import AS_IS, Feature, FileEntry, Manifest, SourceShard
+from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.containers import containers
 from anystep.containers.array_record_library import open_reader
 from anystep.containers.checked_file import part_checksums, part_table
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.feature import Feature
 from anystep.files import names, storage
 from anystep.records.arrow_columns import check_same_columns
 from anystep.records.parquet_rows import open_parquet

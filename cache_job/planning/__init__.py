@@ -1,1 +1,4 @@
-"""What there is to do: which tasks and splits, what they take, what is there already."""
+"""What there is to do: which tasks and splits, what they will take, what is there already.
+
+Nothing is preprocessed here but a few examples, to estimate by.
+"""

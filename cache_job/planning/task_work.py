@@ -19,11 +19,11 @@ from anystep.cache_job.preprocessing.seqio_caches import cached_shards
 from anystep.cache_job.shuffle.sorted_spills import bounded
 from anystep.cache_job.state.split_job import SplitJob, find_state, finished_items
 from anystep.caches.cache import open_cache, read_completed
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest, canonical_json
+from anystep.caches.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest
 from anystep.containers.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import names, storage
-from anystep.files.json_files import parse_json
+from anystep.files.json_files import canonical_json, parse_json
 from anystep.tasks.registry.fingerprint import (
   SEQIO_CACHE,
   cached_preprocessors,

@@ -32,7 +32,7 @@ from anystep.cache_job.preprocessing.example_datasets import preprocessed_datase
 from anystep.cache_job.state.spill_files import SpilledRecords
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError, ExitCode, one_line
-from anystep.records.parsing import Batch, Ragged, selected
+from anystep.features.ragged import Batch, Ragged, selected
 from anystep.records.writing import serialize_examples
 from anystep.tasks.registry.fingerprint import cached_preprocessors
 

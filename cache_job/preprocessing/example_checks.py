@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode
-from anystep.records.parsing import Batch, Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch, Ragged
 
 MAX_RECORD_BYTES = 64 << 20
 TOO_LARGE = "record_too_large"

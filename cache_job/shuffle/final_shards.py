@@ -16,7 +16,7 @@ from anystep.cache_job.state.split_job import FinalPlan, SplitJob, file_of, find
 from anystep.caches.manifest import FileEntry, shard_sizes
 from anystep.containers import containers
 from anystep.files import names, storage
-from anystep.order.permutation import Permutation
+from anystep.order.preshuffle import preshuffle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   size = int(shard_sizes(num_examples, plan.num_shards)[shard])
   # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
   indices = shard + plan.num_shards * np.arange(size)
-  ordinals = Permutation(num_examples, "preshuffle", job.task, job.split, job.seed).inverse(indices)
+  ordinals = preshuffle(num_examples, task=job.task, split=job.split, seed=job.seed).inverse(indices)
   ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
   group_of = np.searchsorted(ends, ordinals, side="right")
   records: list[bytes] = [b""] * size

@@ -31,7 +31,7 @@ from anystep.cache_job.state.split_job import (
 from anystep.caches.manifest import default_num_shards
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
-from anystep.order.permutation import Permutation
+from anystep.order.preshuffle import preshuffle
 
 
 def plan_final(job: SplitJob) -> FinalPlan:
@@ -106,7 +106,7 @@ def sort_group(job: SplitJob, group: int) -> None:
     )
     start = sum(file.records for before in plan.groups[:group] for file in before)
     ordinals = np.arange(start, start + len(records))
-    indices = Permutation(sum(plan.examples), "preshuffle", job.task, job.split, job.seed)(ordinals)
+    indices = preshuffle(sum(plan.examples), task=job.task, split=job.split, seed=job.seed)(ordinals)
     shards = indices % plan.num_shards
     order = np.lexsort((indices, shards))
     stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()

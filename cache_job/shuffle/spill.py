@@ -30,10 +30,12 @@ from anystep.cache_job.state.split_job import (
   put_marker,
 )
 from anystep.cache_job.state.split_stats import SplitStats
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.order.permutation import round_keys
-from anystep.records.parsing import Ragged, parse_example, serialize_example
+from anystep.records.parsing import parse_example
+from anystep.records.writing import serialize_example
 from anystep.tasks.registry.fingerprint import cached_preprocessors
 
 _HEARTBEAT_SECONDS = 1.0

@@ -11,9 +11,9 @@ from typing import Any
 from etils import epath
 
 from anystep.cache_job.state.split_job import SplitJob, find_state
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
+from anystep.files.json_files import canonical_json
 
 _AGAIN = "run the same command again; what is finished is kept"
 

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 from etils import epath
 
 from anystep.cache_job.state.spill_files import SpillFile
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.files import storage
-from anystep.files.json_files import MALFORMED, read_json
+from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.limits import is_count
 
 # The numbers in the names of what is finished.

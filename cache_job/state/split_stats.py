@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anystep.records.parsing import Batch, Ragged
+from anystep.features.ragged import Batch, Ragged
 
 # Lengths fall into bins by their number of binary digits: 0, 1, 2-3, 4-7 and so on.
 _NUM_BINS = 33

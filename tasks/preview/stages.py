@@ -20,8 +20,8 @@ from anystep.features.converters import (
   PassThroughConverter,
   PrefixLMConverter,
 )
+from anystep.features.ragged import Ragged
 from anystep.order.packing import PackingPolicy, pack
-from anystep.records.parsing import Ragged
 from anystep.tasks.preview.followed_examples import Followed, Following, StepFailed
 from anystep.tasks.preview.values import Example, Stage, Value
 from anystep.tasks.tensors import rows_from_tensors

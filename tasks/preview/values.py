@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.vocabularies.decoding import described, readable
 
 # A token's text is what it adds to that of so many tokens before it: enough for a letter of several bytes.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import seqio
 
-from anystep.caches.manifest import Feature
-from anystep.records.parsing import Batch, Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch, Ragged
 from anystep.tasks.preprocessors import lm, random_chunk, span_corruption, span_corruption_chunk
 from anystep.tasks.reading.span_corruption import corrupted_spans, noise_counts, random_chunks
 

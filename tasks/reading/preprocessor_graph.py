@@ -12,9 +12,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode
-from anystep.records.parsing import Batch, Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch, Ragged
 from anystep.tasks.tensors import all_rows, from_tensors, to_tensors
 
 Seeds = Mapping[str, np.ndarray]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from anystep.compiled import compiled
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.preprocessors import noise_and_spans
 from anystep.tasks.reading.stateless_random import uniform_floats, uniform_ints
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anystep.compiled import compiled
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 # All words are held in 64 bits, where nothing below overflows, compiled or not.
 _WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)

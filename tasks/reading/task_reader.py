@@ -10,13 +10,12 @@ import seqio
 
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.ragged import Batch, Ragged
 from anystep.order.permutation import round_keys, sub_keys
-from anystep.records.parsing import Batch, Ragged
 from anystep.tasks.reading.native_preprocessors import NativePreprocessors
 from anystep.tasks.reading.preprocessor_graph import PreprocessorGraph, Seeds, element_spec, validated
 from anystep.transforms.identity import describe
-from anystep.transforms.transform import Records, Transform
-from anystep.units.tables import REMAKE_TABLE
+from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
 _SEED_BITS = np.uint64(31)
 _PAIRS_PER_KEYS = 4

@@ -21,7 +21,7 @@ from anystep.features.converters import (
   PrefixLMConverter,
   Rows,
 )
-from anystep.records.parsing import Batch, Ragged
+from anystep.features.ragged import Batch, Ragged
 from anystep.tasks.tensors import Tensors, all_rows, rows_from_tensors, to_tensors
 
 

@@ -17,11 +17,11 @@ import tensorflow as tf
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, Rows
+from anystep.features.ragged import Ragged
 from anystep.files import names
 from anystep.limits import is_count
 from anystep.order.epochs import EpochPolicy
 from anystep.plans.plan import Plan, Rate
-from anystep.records.parsing import Ragged
 from anystep.streams.stream import Stream, find_cache, open_stream
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.tasks.registry.fingerprint import check_reader

@@ -15,8 +15,9 @@ import pyarrow.csv
 import pyarrow.json
 from etils import epath
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch
 from anystep.files import storage
 from anystep.records.arrow_columns import (
   check_same_columns,
@@ -25,7 +26,6 @@ from anystep.records.arrow_columns import (
   columns_of,
   small_batches,
 )
-from anystep.records.parsing import Batch
 
 # What is read at a time; a line of JSON may be longer, a row of CSV may not.
 _READ_BYTES = 1 << 22

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode
+from anystep.features.feature import Feature
 from anystep.records.parquet_rows import open_parquet
 from anystep.tasks.sources.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type, compression_of
 from anystep.tasks.sources.rows_source import FileRows, FilesSource, RowsSource

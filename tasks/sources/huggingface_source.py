@@ -13,8 +13,9 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode, nearest, package_missing
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch
 from anystep.records.arrow_columns import (
   DECODED_ROWS,
   check_same_columns,
@@ -22,7 +23,6 @@ from anystep.records.arrow_columns import (
   columns_of,
   small_batches,
 )
-from anystep.records.parsing import Batch
 from anystep.tasks.sources.rows_source import (
   SHARD_ROWS,
   check_shard_rows,

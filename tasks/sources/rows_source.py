@@ -17,11 +17,11 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.features.feature import Feature
+from anystep.features.ragged import Batch, Ragged
 from anystep.files import storage
 from anystep.records.arrow_columns import check_same_columns
-from anystep.records.parsing import Batch, Ragged
 from anystep.tasks.tensors import to_tensors
 
 SHARD_ROWS = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anystep.caches.cache import Cache
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 
 def readable(ids: np.ndarray, vocabulary: Any) -> str:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from anystep.caches.cache import open_cache
-from anystep.caches.manifest import Feature, canonical_json
 from anystep.caches.read_pool import ReadPool
 from anystep.errors import AnystepError
 from anystep.features.converters import PassThroughConverter
+from anystep.features.feature import Feature
+from anystep.files.json_files import canonical_json
 from anystep.limits import MAX_BATCH_ROWS, MAX_COUNT, is_count, is_name, is_text
 from anystep.order.mixing import exact_share
 from anystep.plans.plan import Plan

@@ -12,8 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from anystep.features.digest import batch_digest
+from anystep.features.ragged import Ragged
 from anystep.plans.plan import Plan
-from anystep.records.parsing import ExampleParser, Ragged, serialize_example
+from anystep.records.parsing import ExampleParser
+from anystep.records.writing import serialize_example
 from anystep.streams.stream import open_stream
 
 

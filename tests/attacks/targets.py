@@ -15,11 +15,12 @@ from attacks.attack import Wrong
 from expected_rows import ExpectedRows
 
 from anystep.caches.cache import open_cache
-from anystep.caches.manifest import Feature, FileEntry
+from anystep.caches.manifest import FileEntry
 from anystep.caches.read_pool import ReadPool
 from anystep.containers import containers
 from anystep.containers.checked_file import part_checksums, part_table
 from anystep.features.digest import batch_digest
+from anystep.features.feature import Feature
 from anystep.files import names
 from anystep.plans.plan import Plan
 from anystep.streams.stream import open_stream

@@ -15,7 +15,7 @@ from job_runs import run_job
 import anystep
 from anystep.containers.containers import write_array_record
 from anystep.errors import AnystepError
-from anystep.records.parsing import serialize_example
+from anystep.records.writing import serialize_example
 from anystep.tasks import text_task
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.tasks.sources.in_place import HuggingFaceDataSource, TextDataSource

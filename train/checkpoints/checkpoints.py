@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.files import storage
-from anystep.files.json_files import MALFORMED, read_json
+from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.train.checkpoints.integrity import (
   COMMITTED,
   INTEGRITY,

@@ -10,11 +10,10 @@ from typing import Any
 import google_crc32c
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.input_files import open_file, read_file
-from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.files.names import COMMIT_SUCCESS
 from anystep.limits import MAX_JSON_BYTES, is_count
 

@@ -23,8 +23,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from anystep.caches.manifest import canonical_json
 from anystep.earlier_names import known_as
+from anystep.files.json_files import canonical_json
 from anystep.transforms.identity import class_source, describe, function_source
 
 _LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools", "builtins", "ml_dtypes")

@@ -10,11 +10,10 @@ from typing import Any
 
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
 from anystep.files import storage
 from anystep.files.input_files import read_file
-from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.limits import MAX_JSON_BYTES, is_count
 from anystep.train.configuration.built_values import Value
 

@@ -13,10 +13,10 @@ from etils import epath
 
 from anystep.cached import cached_property
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.features.converters import FeatureConverter
 from anystep.files import storage
+from anystep.files.json_files import canonical_json
 from anystep.files.names import DATA_CACHES
 from anystep.plans.plan import PADDING_TASK, Plan, Rate
 from anystep.plans.planned_task import without_transforms

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.files import storage
 from anystep.files.input_files import read_file
-from anystep.files.json_files import MALFORMED, parse_json
+from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.files.names import DATA_PLAN, DATA_UNCACHED
 from anystep.limits import (
   MAX_BATCH_ROWS,

@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, Rows
-from anystep.records.parsing import Batch
+from anystep.features.ragged import Batch
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.data_state import DataState, record_state
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.features.converters import FeatureConverter, Rows
+from anystep.features.ragged import Batch, Ragged, padding
 from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
-from anystep.records.parsing import Batch, Ragged, padding
 from anystep.tasks.tensors import from_tensors
 from anystep.train.datasets.config import DatasetConfig, check_lengths, require
 from anystep.train.datasets.data_state import DataState, UncachedState, check_kind, check_same

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from anystep.features.ragged import Batch, Ragged
 from anystep.programs.progress import Progress
-from anystep.records.parsing import Batch, Ragged
 from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
 from anystep.train.datasets.run_data import RunData
 from anystep.train.models.encoder_decoder import EncoderDecoderModel

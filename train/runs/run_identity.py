@@ -7,10 +7,9 @@ import uuid
 
 from etils import epath
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
-from anystep.files.json_files import MALFORMED, read_json
+from anystep.files.json_files import MALFORMED, canonical_json, read_json
 
 RUN = "run.json"
 _VERSION = 1

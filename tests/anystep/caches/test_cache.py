@@ -20,7 +20,8 @@ from anystep.caches.manifest import FileEntry
 from anystep.caches.read_pool import ReadPool
 from anystep.containers import array_record_blocks, containers
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged, serialize_example
+from anystep.features.ragged import Ragged
+from anystep.records.writing import serialize_example
 
 # The shared cache's files: 4 shards of records and of lengths, and what describes them.
 RECORD_FILES = [f"train.array_record-{shard:05d}-of-00004" for shard in range(4)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from expected_rows import ExpectedRows
 
-from anystep.caches.manifest import Feature
 from anystep.containers import containers
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest
+from anystep.features.feature import Feature
 from anystep.plans.plan import Plan
 from anystep.streams.stream import open_stream
 

@@ -11,16 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anystep.caches.manifest import (
-  Feature,
-  FileEntry,
-  Fingerprint,
-  Manifest,
-  canonical_json,
-  default_num_shards,
-  shard_sizes,
-)
+from anystep.caches.manifest import FileEntry, Fingerprint, Manifest, default_num_shards, shard_sizes
 from anystep.errors import AnystepError
+from anystep.features.feature import Feature
+from anystep.files.json_files import canonical_json
 
 TEXT = caches.manifest_of().to_json()
 TFRECORD_TEXT = caches.manifest_of(container="tfrecord").to_json()

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.caches.manifest import Feature
 from anystep.containers.checked_file import PART_BYTES, CheckedFile, part_checksums, part_table
 from anystep.containers.containers import PARQUET, open_blocks
 from anystep.containers.file_ranges import FileRanges
 from anystep.errors import AnystepError
+from anystep.features.feature import Feature
 from anystep.records import parquet_rows
 from anystep.records.parquet_rows import open_parquet
-from anystep.records.parsing import parse_example, parse_examples, serialize_example
+from anystep.records.parsing import parse_example, parse_examples
+from anystep.records.writing import serialize_example
 
 ROWS = 57
 

@@ -19,7 +19,7 @@ from anystep.features.converters import (
   PrefixLMConverter,
   shifted_right,
 )
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 LENGTHS = {"inputs": 7, "targets": 6}
 ALIGNED = {"inputs": 7, "targets": 7}

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 import oracle
 from anystep.features.digest import batch_digest, row_digests
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 BATCH = {
   "inputs": np.array([[1, 2, 0], [3, 0, 0]], np.int32),

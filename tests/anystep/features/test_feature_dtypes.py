@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from anystep.caches.manifest import Feature
-from anystep.records.parsing import ExampleParser, Ragged, parse_example, serialize_example
-from anystep.records.writing import serialize_examples
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
+from anystep.records.parsing import ExampleParser, parse_example
+from anystep.records.writing import serialize_example, serialize_examples
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EVERY_16_BITS = np.arange(2**16, dtype=np.uint16)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from anystep.errors import AnystepError
 from anystep.features.packed_rows import packed_spans, segment_numbers
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 
 # Examples' lengths, row by row; some rows have none.
 PACKS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=6)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.caches.manifest import Feature
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.records import writing as example_writing
-from anystep.records.parsing import Ragged, parse_examples, serialize_example
-from anystep.records.writing import serialize_examples
+from anystep.records.parsing import parse_examples
+from anystep.records.writing import serialize_example, serialize_examples
 
 LOOPS = ("lay_out", "measure_integers", "measure_texts", "write_bytes", "write_integers", "write_texts")
 

@@ -17,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from anystep.caches.manifest import Feature
 from anystep.containers import containers
 from anystep.errors import AnystepError
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.records import parsing as examples
-from anystep.records.parsing import ExampleParser, Ragged, parse_example, parse_examples, serialize_example
+from anystep.records.parsing import ExampleParser, parse_example, parse_examples
+from anystep.records.writing import serialize_example
 
 
 def sequence(dtype, *inner):

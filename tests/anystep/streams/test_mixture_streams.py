@@ -12,13 +12,13 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.caches.manifest import Feature
 from anystep.caches.read_pool import ReadPool
 from anystep.containers import containers
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest, row_digests
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.plans.plan import PADDING_TASK, Plan
-from anystep.records.parsing import Ragged
 from anystep.streams.stream import Stream, open_stream
 from anystep.transforms.functions import Map, MapBatch
 

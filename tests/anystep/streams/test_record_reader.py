@@ -18,11 +18,11 @@ from expected_rows import ExpectedRows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.caches.manifest import Feature
 from anystep.caches.read_pool import ReadPool, held_bytes
 from anystep.containers import array_record_blocks, containers
+from anystep.features.feature import Feature
 from anystep.plans.plan import Plan
-from anystep.records.parsing import serialize_example
+from anystep.records.writing import serialize_example
 from anystep.streams.stream import open_stream
 
 CONTAINERS = [containers.ARRAY_RECORD, containers.TFRECORD]

@@ -11,12 +11,12 @@ import pytest
 
 from anystep.caches import cache as cache_module
 from anystep.caches.cache import Cache
-from anystep.caches.manifest import Feature
 from anystep.caches.read_pool import ReadPool
 from anystep.containers import containers
 from anystep.containers.file_ranges import FileRanges, FileStamp
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest
+from anystep.features.feature import Feature
 from anystep.plans.plan import Plan
 from anystep.streams.stream import open_stream
 

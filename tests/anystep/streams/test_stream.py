@@ -25,9 +25,9 @@ from anystep.containers import containers
 from anystep.errors import AnystepError
 from anystep.features.converters import EncoderDecoderConverter
 from anystep.features.digest import batch_digest, row_digests
+from anystep.features.ragged import Ragged
 from anystep.order.epochs import EpochPolicy
 from anystep.plans.plan import Plan
-from anystep.records.parsing import Ragged
 from anystep.streams.stream import STATE_VERSION, Stream, open_stream
 from anystep.transforms.functions import MapBatch
 from anystep.transforms.transform import Transform

@@ -16,7 +16,7 @@ import seqio
 import small_tasks
 import tensorflow as tf
 
-from anystep.caches.manifest import canonical_json
+from anystep.files.json_files import canonical_json
 from anystep.transforms.identity import describe
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import oracle
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.plans.plan import Plan
-from anystep.records.parsing import Ragged
 from anystep.streams.grain import StreamDataset
 from anystep.streams.stream import open_stream
 from anystep.transforms.functions import Filter, Map, MapBatch, RandomMap

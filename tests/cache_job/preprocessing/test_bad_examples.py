@@ -14,8 +14,8 @@ from job_runs import digests_of, registered, run_job
 from anystep.cache_job.preprocessing import example_batches, example_checks
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
+from anystep.features.ragged import Ragged
 from anystep.files import names
-from anystep.records.parsing import Ragged
 
 # Batches are of 512 examples; the rest of a source shard is a smaller one.
 SIZES = (515, 0, 40)

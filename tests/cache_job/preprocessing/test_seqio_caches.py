@@ -22,7 +22,7 @@ from anystep.cache_job.preprocessing.seqio_caches import cached_shards, check_co
 from anystep.cache_job.state.split_job import source_ranges
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.transforms.transform import Records
 

@@ -14,8 +14,8 @@ from job_runs import digests_of, registered, run_job
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from anystep.caches.cache import open_cache
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError
+from anystep.files.json_files import canonical_json
 from anystep.programs.progress import shown_library_work
 from anystep.tasks.registry.fingerprint import check_reader, provenance_difference
 from anystep.tasks.registry.modules import registered_tasks

@@ -13,7 +13,7 @@ from tfds_rows import ROWS, MadeUpRows
 
 import anystep
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.catalogue import arithmetic, c4, copying, glue, stdlib, super_glue, winograd, wmt
 from anystep.tasks.catalogue.text_to_text import T5_VOCABULARY
 from anystep.tasks.reading.task_reader import TaskReader

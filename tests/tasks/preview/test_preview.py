@@ -17,8 +17,8 @@ from job_runs import registered
 
 from anystep.cache_job.preprocessing import example_datasets
 from anystep.errors import AnystepError
+from anystep.features.ragged import Ragged
 from anystep.programs.command_line import run_program
-from anystep.records.parsing import Ragged
 from anystep.tasks.data_program.main import main
 from anystep.tasks.preview import text as preview_text
 from anystep.tasks.preview.followed_examples import FollowedExamples

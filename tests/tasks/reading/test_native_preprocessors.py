@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import constant_op
 
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.tasks.preprocessors import random_chunk, span_corruption
 from anystep.tasks.reading import task_reader as reading
 from anystep.tasks.reading.native_preprocessors import NativePreprocessors

@@ -6,8 +6,8 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from anystep.caches.manifest import Feature
-from anystep.records.parsing import Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.tasks import preprocessors
 from anystep.tasks.reading.preprocessor_graph import PreprocessorGraph
 

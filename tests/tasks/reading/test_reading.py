@@ -12,12 +12,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 import oracle
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import Plan
-from anystep.records.parsing import Ragged
 from anystep.streams.stream import open_stream
 from anystep.tasks import preprocessors
 from anystep.tasks.reading import task_reader as reading

@@ -12,8 +12,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.caches.manifest import Feature
-from anystep.records.parsing import Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.tasks import preprocessors as reference
 from anystep.tasks.reading import span_corruption
 from anystep.tasks.reading import task_reader as reading

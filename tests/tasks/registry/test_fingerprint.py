@@ -16,8 +16,8 @@ import seqio
 import small_tasks
 import tensorflow as tf
 
-from anystep.caches.manifest import canonical_json
 from anystep.errors import AnystepError
+from anystep.files.json_files import canonical_json
 from anystep.tasks.registry.fingerprint import (
   cached_preprocessors,
   check_reader,

@@ -15,7 +15,7 @@ from anystep.features.converters import (
   PassThroughConverter,
   PrefixLMConverter,
 )
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.seqio_api.converters import SeqioConverter, native_converter
 
 LENGTHS = {"inputs": 8, "targets": 6}

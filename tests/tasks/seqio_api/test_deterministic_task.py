@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import anystep
 import oracle
-from anystep.caches.manifest import Feature
 from anystep.errors import AnystepError
-from anystep.records.parsing import Ragged
+from anystep.features.feature import Feature
+from anystep.features.ragged import Ragged
 from anystep.tasks.registry.fingerprint import fingerprint
 from anystep.tasks.seqio_api import deterministic_task
 

@@ -19,8 +19,8 @@ from t5_oracle import AT_END, LENGTHS, converter_of, lengths_of, seqio_split
 
 import anystep
 from anystep.errors import AnystepError
+from anystep.features.ragged import Ragged
 from anystep.plans.plan import PADDING_TASK
-from anystep.records.parsing import Ragged
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.tasks.seqio_api.converters import native_converter
 from anystep.tasks.seqio_api.deterministic_task import CachedTasks

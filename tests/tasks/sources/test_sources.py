@@ -18,7 +18,7 @@ from job_runs import registered, run_job
 import anystep
 from anystep.containers.containers import write_array_record, write_tfrecord
 from anystep.errors import AnystepError
-from anystep.records.parsing import serialize_example
+from anystep.records.writing import serialize_example
 from anystep.tasks.sources import huggingface_source
 from anystep.tasks.sources.in_place import (
   ArrayRecordDataSource,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import seqio
 
-from anystep.records.parsing import Ragged
+from anystep.features.ragged import Ragged
 from anystep.tasks.data_program import stats_page
 from anystep.tasks.vocabularies import decoding
 from anystep.tasks.vocabularies.decoding import as_text, described, printable, readable

@@ -23,7 +23,7 @@ from anystep.features.digest import batch_digest
 from anystep.inspection.rows import what_was_at
 from anystep.plans.plan import Plan
 from anystep.programs.command_line import run_program
-from anystep.records.parsing import serialize_example
+from anystep.records.writing import serialize_example
 from anystep.streams.stream import Stream
 from anystep.train import main
 from anystep.train.datasets import cache_program

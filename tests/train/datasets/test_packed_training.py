@@ -9,9 +9,9 @@ import tiny_tasks
 from anystep.caches.cache import open_cache
 from anystep.features.converters import EncoderDecoderConverter
 from anystep.features.digest import batch_digest
+from anystep.features.ragged import Ragged
 from anystep.files.names import DATA_PLAN
 from anystep.plans.plan import Plan
-from anystep.records.parsing import Ragged
 from anystep.streams.stream import open_stream
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.train import main

@@ -12,7 +12,7 @@ from anystep.caches.cache import open_cache
 from anystep.caches.manifest import FileEntry
 from anystep.containers import containers
 from anystep.errors import AnystepError
-from anystep.records.parsing import serialize_example
+from anystep.records.writing import serialize_example
 from anystep.streams.stream import Stream
 from anystep.train import main
 from anystep.train.checkpoints.checkpoints import checkpoint_directory
