@@ -16,7 +16,7 @@ PACKAGES = {
 MAX_LINES = 400
 # Each floor imports from those above it in this table alone, and rooms of one floor nothing from each other.
 FLOORS = """
-  anystep.compiled anystep.earlier_names anystep.errors anystep.whole_numbers
+  anystep.compiled anystep.earlier_names anystep.errors anystep.lazy anystep.whole_numbers
   anystep.cached anystep.forks anystep.limits
   anystep.files
   anystep.features anystep.order anystep.programs

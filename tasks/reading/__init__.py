@@ -3,6 +3,8 @@
 With or without TensorFlow, to the same bits. What stands before the cache runs in the cache job.
 """
 
-from anystep.tasks.reading.task_reader import TaskReader
+from anystep.lazy import lazy_names
 
 __all__ = ["TaskReader"]
+
+__getattr__ = lazy_names(__name__, {"TaskReader": "task_reader"})

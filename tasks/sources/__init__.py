@@ -3,16 +3,7 @@
 A new format is a file here and a row in `text_tasks`. What is done to examples is not a source's affair.
 """
 
-from anystep.tasks.sources.array_record_source import ArrayRecordDataSource
-from anystep.tasks.sources.file_sources import (
-  ArrowDataSource,
-  CsvDataSource,
-  JsonLinesDataSource,
-  ParquetDataSource,
-  TextDataSource,
-)
-from anystep.tasks.sources.held_out_source import HeldOutDataSource
-from anystep.tasks.sources.huggingface_source import HuggingFaceDataSource
+from anystep.lazy import lazy_names
 
 __all__ = [
   "ArrayRecordDataSource",
@@ -24,3 +15,17 @@ __all__ = [
   "ParquetDataSource",
   "TextDataSource",
 ]
+
+__getattr__ = lazy_names(
+  __name__,
+  {
+    "ArrayRecordDataSource": "array_record_source",
+    "ArrowDataSource": "file_sources",
+    "CsvDataSource": "file_sources",
+    "HeldOutDataSource": "held_out_source",
+    "HuggingFaceDataSource": "huggingface_source",
+    "JsonLinesDataSource": "file_sources",
+    "ParquetDataSource": "file_sources",
+    "TextDataSource": "file_sources",
+  },
+)

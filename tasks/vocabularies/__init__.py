@@ -3,7 +3,8 @@
 SentencePiece models and bytes are SeqIO's own classes, and not here.
 """
 
-from anystep.tasks.vocabularies.files import use_file
-from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
+from anystep.lazy import lazy_names
 
 __all__ = ["HuggingFaceVocabulary", "use_file"]
+
+__getattr__ = lazy_names(__name__, {"HuggingFaceVocabulary": "hugging_face", "use_file": "files"})

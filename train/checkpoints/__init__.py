@@ -3,6 +3,8 @@
 Arrays by Orbax; what makes a directory a checkpoint is ours.
 """
 
-from anystep.train.checkpoints.checkpoints import CheckpointConfig
+from anystep.lazy import lazy_names
 
 __all__ = ["CheckpointConfig"]
+
+__getattr__ = lazy_names(__name__, {"CheckpointConfig": "checkpoints"})

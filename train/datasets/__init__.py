@@ -3,6 +3,8 @@
 What batches are made of is the library's; this room decides which, and what of it a checkpoint keeps.
 """
 
-from anystep.train.datasets.config import DatasetConfig
+from anystep.lazy import lazy_names
 
 __all__ = ["DatasetConfig"]
+
+__getattr__ = lazy_names(__name__, {"DatasetConfig": "config"})

@@ -3,6 +3,8 @@
 No loop, no data, no files.
 """
 
-from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.lazy import lazy_names
 
 __all__ = ["EncoderDecoderModel"]
+
+__getattr__ = lazy_names(__name__, {"EncoderDecoderModel": "encoder_decoder"})

@@ -3,6 +3,8 @@
 Linen modules alone; losses are `anystep.train.models`'.
 """
 
-from anystep.train.network.t5 import T5Config, Transformer
+from anystep.lazy import lazy_names
 
 __all__ = ["T5Config", "Transformer"]
+
+__getattr__ = lazy_names(__name__, {"T5Config": "t5", "Transformer": "t5"})
