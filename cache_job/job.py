@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from anystep.cache_job.beam_options import build_graph, open_pipeline, runner_failure
 from anystep.cache_job.completion.completion import complete, describe, remove_left_overs
 from anystep.cache_job.completion.index_only import index_split
 from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.task_work import TaskWork, plan_work, prepare_directories, task_work
+from anystep.cache_job.runners.pipelines import build_graph, open_pipeline
+from anystep.cache_job.runners.worker_failures import runner_failure
 from anystep.cache_job.shuffle.final_shards import write_shard
 from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
 from anystep.cache_job.shuffle.spill import count_source, write_spill

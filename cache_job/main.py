@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from anystep.cache_job.beam_options import split_arguments
 from anystep.cache_job.options import CacheOptions, exclusive
 from anystep.cache_job.planning.selection import select_tasks
+from anystep.cache_job.runners.arguments import split_arguments
 from anystep.cache_job.state.failures import full_disks_reported
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import parse_json

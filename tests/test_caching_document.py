@@ -25,7 +25,7 @@ def test_every_flag_has_a_row_with_its_default_and_no_other_has():
 
 def test_every_kind_that_the_job_raises_is_in_the_table_of_errors():
   raised = set()
-  for path in (ROOT / "cache_job").glob("*.py"):
+  for path in (ROOT / "cache_job").rglob("*.py"):
     raised |= set(re.findall(r"AnystepError\(\s*ExitCode\.\w+,\s*\"(\w+)\"", path.read_text()))
   table = DOCUMENT[DOCUMENT.index("## Errors") :]
   assert len(raised) > 12

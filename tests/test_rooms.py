@@ -37,7 +37,7 @@ FLOORS = """
   anystep.tasks.catalogue
   anystep.tasks.data_program
   anystep.tasks.vocab_program
-  anystep.cache_job.options anystep.cache_job.beam_options
+  anystep.cache_job.options anystep.cache_job.runners
   anystep.cache_job.state
   anystep.cache_job.preprocessing
   anystep.cache_job.shuffle

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anystep.cache_job.beam_options import import_in_worker
 from anystep.cache_job.preprocessing.bad_examples import source_unreadable
+from anystep.cache_job.runners.worker_failures import import_in_worker
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError, one_line
 from anystep.order.permutation import preprocess_seed

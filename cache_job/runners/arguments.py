@@ -1,0 +1,112 @@
+"""Beam's options on our command line.
+
+Beam takes seconds to import, and most command lines have no option of Beam: functions import it when needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+from absl import flags
+
+from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.tasks.startup import quiet_stderr
+
+_OPTIONS_FIX = "give Beam's options as --name=value, and one whose value has a comma as a flag of its own"
+
+
+def split_arguments(argv: Sequence[str], known: flags.FlagValues) -> tuple[list[str], list[str]]:
+  """Parts a command line into a program's own arguments and those that are Beam's options.
+
+  An argument is Beam's where the program has no such flag and Beam has such an option, as `--name=value`,
+  `--name value` or `--name`. Where both have it, it is the program's (of anystep-cache, --dry_run alone),
+  and Beam's own comes through --pipeline_options. What follows `--` is the program's. Beam is imported
+  only where something is not the program's.
+
+  Args:
+    argv: the program's name and its arguments.
+    known: the program's flags, which are not parsed here.
+
+  Returns:
+    The program's name and arguments, and Beam's, in the order that they came in.
+
+  Raises:
+    AnystepError: 64 `flags` for what neither knows, and for values that Beam's options do not take.
+  """
+  if {"--help", "-h"} & set(argv):
+    return list(argv), []
+  own, beams = list(argv[:1]), list[str]()
+  rest = list(argv[1:])
+  while rest:
+    argument = rest.pop(0)
+    if argument == "--":
+      own += [argument, *rest]
+      break
+    values = _values_apart(argument, known)
+    if values is not None:
+      own += [argument, *rest[:values]]
+      del rest[:values]
+    else:
+      beams.append(argument)
+      while rest and not rest[0].startswith("-"):
+        beams.append(rest.pop(0))
+  if beams:
+    _check(beams, "flags", own_names=known, fix="--help lists the flags; give values as --name=value")
+  return own, beams
+
+
+def _values_apart(argument: str, known: flags.FlagValues) -> int | None:
+  """How many further arguments belong to this one as absl parses them; None for no flag of the program."""
+  if not argument.startswith("-"):
+    return 0
+  name, equals, _ = argument.lstrip("-").partition("=")
+  if name in known:
+    return 0 if equals or known[name].boolean else 1
+  negated = name.removeprefix("no")
+  return 0 if negated != name and negated in known and known[negated].boolean else None
+
+
+def check_pipeline_options(arguments: Iterable[str]) -> None:
+  """Refuses options that Beam does not know, which it would leave aside with a remark in its log.
+
+  Raises:
+    AnystepError: 64 `pipeline_options`.
+  """
+  _check(list(arguments), "pipeline_options", own_names=(), fix=_OPTIONS_FIX)
+
+
+def _check(arguments: list[str], kind: str, *, own_names: Iterable[str], fix: str) -> None:
+  parser = _beam_parser()
+  try:
+    _, unknown = parser.parse_known_args(arguments)
+  except argparse.ArgumentError as error:
+    raise AnystepError(ExitCode.USAGE, kind, got=join_lines(error), fix=fix) from error
+  if unknown:
+    name = unknown[0].lstrip("-").partition("=")[0]
+    own_nearest = {"nearest": nearest(name, own_names)} if own_names else {}
+    beams = vars(parser.parse_known_args([])[0])
+    raise AnystepError(
+      ExitCode.USAGE,
+      kind,
+      got=" ".join(unknown),
+      **own_nearest,
+      nearest_of_beam=nearest(name, beams),
+      fix=fix,
+    )
+
+
+def _beam_parser() -> argparse.ArgumentParser:
+  """A parser of every option that some class of Beam's pipeline options has."""
+  with quiet_stderr():
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+  parsers: list[argparse.ArgumentParser] = []
+  PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+  parsers[0].exit_on_error = False
+  return parsers[0]
+
+
+def join_lines(error: BaseException) -> str:
+  """Return an exception's text without line breaks."""
+  return " ".join(str(error).split())

@@ -1,0 +1,174 @@
+"""Pipelines for the runner that Beam's options name, and the graphs that a dry run builds."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from anystep.cache_job.runners.arguments import check_pipeline_options, join_lines
+from anystep.errors import AnystepError, ExitCode, nearest
+
+if TYPE_CHECKING:
+  import apache_beam as beam
+  from apache_beam.options.pipeline_options import PipelineOptions
+  from apache_beam.runners.runner import PipelineRunner
+
+
+def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
+  """An empty pipeline for the runner that options name, to be entered and filled.
+
+  Args:
+    arguments: as on Beam's command line.
+
+  Raises:
+    AnystepError: 64 `pipeline_options` for options that Beam does not know or that do not go together; 78
+      `runner_missing` for a runner whose packages are not installed.
+  """
+  runner, options = _runner_and_options(arguments)
+  if _is_dataflow(runner) and not _can_submit_to_dataflow():
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "runner_missing",
+      expected="apache-beam[gcp], which submits to Dataflow",
+      got="apache-beam without it",
+      fix=_install_gcp(),
+    )
+  return _pipeline(runner, options)
+
+
+def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str]) -> list[str]:
+  """Builds the job's graph as its runner would be given it, and submits nothing.
+
+  Needs neither network nor credentials. Dataflow's own translation is taken where apache-beam[gcp] is
+  installed, and Beam's portable one for all else.
+
+  Args:
+    fill: applies the job's transforms to a pipeline.
+    arguments: as on Beam's command line.
+
+  Returns:
+    Lines for people: the runner, how many transforms it is given, and the names of the stages.
+
+  Raises:
+    AnystepError: 64 `pipeline_options` and 78 `runner_missing`, as `open_pipeline`; but where
+      apache-beam[gcp] alone is missing, the last line says it.
+  """
+  from apache_beam.options.pipeline_options import StandardOptions, TestOptions
+
+  runner, options = _runner_and_options(arguments)
+  options.view_as(TestOptions).dry_run = True
+  missing = _is_dataflow(runner) and not _can_submit_to_dataflow()
+  pipeline = _pipeline(runner, options)
+  try:
+    fill(pipeline)
+    graph = _dataflow_graph(pipeline) if _is_dataflow(runner) and not missing else _portable_graph(pipeline)
+  finally:
+    # Where workers' packages would be built; a pipeline removes it when it runs.
+    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
+  leaves = [one for one in graph.components.transforms.values() if not one.subtransforms]
+  stages = [stage.full_label for stage in pipeline.transforms_stack[0].parts]
+  name = options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER
+  return [
+    f"for {name}: {len(leaves)} transforms in {len(stages)} stages",
+    *(f"  {stage}" for stage in stages),
+    *([f"  to submit it: {_install_gcp()}"] if missing else []),
+  ]
+
+
+def _dataflow_graph(pipeline: beam.Pipeline) -> Any:
+  """The pipeline as Dataflow's runner would submit it, where its options say that this is a dry run."""
+  runner: Any = pipeline.runner
+  pipeline.run()
+  return runner.proto_pipeline
+
+
+def _portable_graph(pipeline: beam.Pipeline) -> Any:
+  """The pipeline as Beam's `Pipeline` message."""
+  from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
+  from apache_beam.transforms.environments import EmbeddedPythonEnvironment
+
+  graphs = []
+
+  class GraphOnly(PipelineRunner):
+    def default_environment(self, options):
+      # What workers would be sent is neither built nor downloaded.
+      return EmbeddedPythonEnvironment()
+
+    def run_portable_pipeline(self, pipeline, options):
+      graphs.append(pipeline)
+      return PipelineResult(PipelineState.DONE)
+
+  GraphOnly().run_pipeline(pipeline, pipeline.options)
+  return graphs[0]
+
+
+def _runner_and_options(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOptions]:
+  arguments = list(arguments)
+  check_pipeline_options(arguments)
+  from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions
+  from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+  from apache_beam.runners.runner import create_runner
+
+  options = PipelineOptions(arguments)
+  name = options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER
+  try:
+    runner = create_runner(name)
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.USAGE,
+      "pipeline_options",
+      option="runner",
+      got=name,
+      nearest=nearest(name, StandardOptions.KNOWN_RUNNER_NAMES),
+      fix="name one of Beam's runners, or a runner's class with its module",
+    ) from error
+  except (ImportError, AttributeError) as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "runner_missing",
+      got=join_lines(error),
+      fix=f"install what {name} needs, or name another --runner",
+    ) from error
+  if _is_dataflow(runner):
+    # Beam would make a bucket of its own where neither location is valid.
+    cloud, validator = options.view_as(GoogleCloudOptions), PipelineOptionsValidator(options, runner)
+    wrong = [validator.validate_gcs_path(cloud, place) for place in ("temp_location", "staging_location")]
+    if all(wrong):
+      raise AnystepError(
+        ExitCode.USAGE,
+        "pipeline_options",
+        got=" ".join(wrong[0] + wrong[1]),
+        fix="give --temp_location=gs://bucket/folder",
+      )
+  return runner, options
+
+
+def _pipeline(runner: PipelineRunner, options: PipelineOptions) -> beam.Pipeline:
+  import apache_beam as beam
+
+  try:
+    return beam.Pipeline(runner=runner, options=options)
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.USAGE, "pipeline_options", got=join_lines(error), fix="give the runner the options it asks for"
+    ) from error
+
+
+def _is_dataflow(runner: object) -> bool:
+  return type(runner).__name__ in ("DataflowRunner", "TestDataflowRunner")
+
+
+def _can_submit_to_dataflow() -> bool:
+  try:
+    importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
+  except ImportError:
+    return False
+  return True
+
+
+def _install_gcp() -> str:
+  import apache_beam as beam
+
+  return f"pip install 'apache-beam[gcp]=={beam.__version__}'"
