@@ -308,5 +308,6 @@ def _opened(path: epath.Path, pool: ReadPool) -> UnitTable:
 def _header(path: epath.Path) -> bytes:
   try:
     return read_file(path, limit_bytes=MAX_JSON_BYTES)
-  except (ValueError, IsADirectoryError) as error:
+  # A name that is listed may be a link to nothing.
+  except (ValueError, IsADirectoryError, FileNotFoundError, NotADirectoryError) as error:
     raise table_invalid(path, error) from error

@@ -116,6 +116,15 @@ def test_a_table_is_made_once(built, monkeypatch):
   assert find_unit_table(built.open(), "f" * 64) is None
 
 
+def test_a_header_that_is_a_link_to_nothing_is_an_invalid_table(own_cache):
+  directory = own_cache.directory / "units" / "some_table"
+  directory.mkdir(parents=True)
+  os.symlink("nothing", directory / names.UNIT_TABLE)
+  with pytest.raises(AnystepError) as refused:
+    find_unit_table(own_cache.open(), "f" * 64)
+  assert (refused.value.code, refused.value.kind) == (65, "unit_table_invalid")
+
+
 def test_other_lengths_policies_and_transforms_have_tables_of_their_own(built):
   tables = [
     made(built),
