@@ -11,7 +11,8 @@ from anystep.cache_job.completion.completion import complete, describe, remove_l
 from anystep.cache_job.completion.index_only import index_split
 from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.planning.task_work import TaskWork, plan_work, prepare_directories, task_work
+from anystep.cache_job.planning.building_directories import prepare_directories
+from anystep.cache_job.planning.task_work import TaskWork, plan_work, task_work
 from anystep.cache_job.runners.pipelines import build_graph, open_pipeline
 from anystep.cache_job.runners.worker_failures import runner_failure
 from anystep.cache_job.shuffle.final_shards import write_shard

@@ -16,7 +16,8 @@ def main() -> None:
   from side_by_side import cache_task
 
   from anystep.cache_job.options import CacheOptions
-  from anystep.cache_job.planning.task_work import plan_work, prepare_directories
+  from anystep.cache_job.planning.building_directories import prepare_directories
+  from anystep.cache_job.planning.task_work import plan_work
   from anystep.cache_job.shuffle.final_shards import write_shard
   from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
   from anystep.cache_job.shuffle.spill import write_spill

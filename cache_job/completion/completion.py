@@ -13,7 +13,8 @@ from typing import TypeVar
 import seqio
 from etils import epath
 
-from anystep.cache_job.planning.task_work import BUILDING, TaskWork, buildings, task_fingerprint
+from anystep.cache_job.planning.building_directories import BUILDING, buildings, task_fingerprint
+from anystep.cache_job.planning.task_work import TaskWork
 from anystep.cache_job.shuffle.final_shards import find_shard
 from anystep.cache_job.shuffle.sorted_spills import all_spills
 from anystep.cache_job.state.job_lock import LOCK, locked

@@ -14,7 +14,7 @@ import seqio
 from etils import epath
 
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.planning.task_work import task_fingerprint
+from anystep.cache_job.planning.building_directories import task_fingerprint
 from anystep.cache_job.preprocessing.example_checks import known_features
 from anystep.cache_job.state.split_job import SplitJob
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
 from etils import epath
 
 from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.planning.building_directories import BUILDING
 from anystep.cache_job.planning.estimates import estimate_split
 from anystep.cache_job.planning.selection import check_splits
+from anystep.cache_job.planning.task_checks import (
+  check_cache_at,
+  check_indexable,
+  check_lengths,
+  check_options,
+  check_preprocessors,
+  check_source_apart,
+)
 from anystep.cache_job.preprocessing.bad_examples import source_unreadable
 from anystep.cache_job.preprocessing.example_checks import STOCK_DTYPES
 from anystep.cache_job.preprocessing.seqio_caches import cached_shards
-from anystep.cache_job.shuffle.sorted_spills import bounded
-from anystep.cache_job.state.split_job import SplitJob, find_state, finished_items
+from anystep.cache_job.state.split_job import SplitJob, finished_items
 from anystep.caches.cache import open_cache, read_completed
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, Fingerprint, Manifest
+from anystep.caches.manifest import AS_IS, PRESHUFFLED, Manifest
 from anystep.containers.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode, one_line
-from anystep.files import names, storage
-from anystep.files.json_files import canonical_json, parse_json
-from anystep.tasks.registry.fingerprint import (
-  SEQIO_CACHE,
-  cached_preprocessors,
-  check_reader,
-  fingerprint,
-  first_difference,
-  reader_part,
-)
-
-BUILDING = ".building"
+from anystep.files import names
+from anystep.tasks.registry.fingerprint import check_reader, reader_part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +127,7 @@ def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
   work = TaskWork(task=task, directory=directory, splits=wanted)
   if not wanted:
     return work
-  _check_preprocessors(task)
+  check_preprocessors(task)
   if not (directory / names.COMPLETED).exists():
     elsewhere = _complete_elsewhere(task, wanted, options)
     if elsewhere is not None:
@@ -148,66 +144,10 @@ def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
   for split in wanted:
     if split in kept:
       cache = open_cache(options.cache_dir, task.name, split)
-      _check_options(task, cache.manifest, options)
+      check_options(task, cache.manifest, options)
       check_reader(task, cache.manifest, cache=cache)
   jobs = tuple(_split_job(task, split, options) for split in wanted if split not in kept)
   return dataclasses.replace(work, jobs=jobs, kept=kept)
-
-
-def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
-  """The fingerprint of what the job makes."""
-  return fingerprint(
-    task,
-    cache_at=job.cache_at,
-    task_feature_lengths=job.task_feature_lengths,
-    seed=job.seed,
-    base_seed=job.base_seed,
-    seqio_cache=job.seqio_cache and [f"{job.seqio_cache}/{name}" for name in job.source_shards],
-  )
-
-
-def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
-  """Where jobs of these splits, by whatever options, have left what they make in a task's directory."""
-  building = directory / BUILDING
-  paths = building.iterdir() if building.exists() else ()
-  return [path for path in paths if path.name.rpartition("-")[0] in splits]
-
-
-def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
-  """Makes the directories that workers write to, with what made earlier work theirs or not.
-
-  Raises:
-    AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
-  """
-  for work in works:
-    for job in work.jobs:
-      if not options.resume:
-        for left in buildings(work.directory, [job.split]):
-          left.rmtree()
-      epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-      _check_provenance(work.task, job)
-
-
-def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
-  provenance = task_fingerprint(task, job).provenance
-  path = epath.Path(job.directory) / "provenance.json"
-  before_job = find_state(path, lambda document: document)
-  if before_job is None:
-    storage.put(path, canonical_json(provenance).encode())
-    return
-  difference = first_difference(before_job, parse_json(canonical_json(provenance)))
-  if difference:
-    item, before, now = difference
-    raise AnystepError(
-      ExitCode.MISMATCH,
-      "provenance_changed",
-      task=job.task,
-      split=job.split,
-      item=item,
-      expected=before,
-      got=now,
-      fix="undo the change to go on with what an earlier run left, or start anew with --noresume",
-    )
 
 
 def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:
@@ -228,43 +168,11 @@ def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheO
   return None
 
 
-def _check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
-  """Refuses to leave a complete cache that was made otherwise than is asked now."""
-  asked: dict[str, object] = {"layout": AS_IS if options.index_only else PRESHUFFLED}
-  if not options.index_only:
-    num_shards = bounded(manifest.num_shards, options.min_shards, options.max_shards)
-    asked |= {
-      "seed": options.seed,
-      "base_seed": options.base_seed,
-      "block_records": options.block_records,
-      "num_shards": options.num_shards or num_shards,
-      "container": options.container,
-      "range_examples": options.range_examples,
-      "cache_at": options.cache_at,
-      "task_feature_lengths": options.task_feature_lengths,
-    }
-  made_with = {name: getattr(manifest, name) for name in asked}
-  made_with["from_seqio_cache"] = manifest.fingerprint.provenance["source"] == SEQIO_CACHE
-  asked["from_seqio_cache"] = options.seqio_cache_dir is not None
-  for name, value in asked.items():
-    if made_with[name] != value:
-      raise AnystepError(
-        ExitCode.MISMATCH,
-        "cache_options",
-        task=manifest.task,
-        split=manifest.split,
-        option=name,
-        expected=value,
-        got=made_with[name],
-        fix="ask for the options that the cache was made with, or make it anew with --overwrite",
-      )
-
-
 def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
-  _check_cache_at(task, options)
-  _check_lengths(task, options)
+  check_cache_at(task, options)
+  check_lengths(task, options)
   if options.index_only:
-    _check_indexable(task)
+    check_indexable(task)
   seqio_cache = None
   if options.seqio_cache_dir is not None:
     seqio_cache = str(names.task_directory(options.seqio_cache_dir, task.name))
@@ -292,7 +200,7 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     max_bad_examples=options.max_bad_examples,
     determinism_check=options.determinism_check,
   )
-  _check_source_apart(job, directory)
+  check_source_apart(job, directory)
   lengths = job.task_feature_lengths
   identity = job.identity(reader_part(task, cache_at=job.cache_at, task_feature_lengths=lengths))
   return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
@@ -315,89 +223,3 @@ def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tup
       fix="check that the source's files are where the task looks for them",
     )
   return shards
-
-
-def _check_preprocessors(task: seqio.Task) -> None:
-  """Refuses what SeqIO does: a preprocessor before the placeholder that takes feature lengths."""
-  try:
-    _ = task.preprocessors
-  except ValueError as error:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "preprocessors_refused",
-      task=task.name,
-      got=one_line(error),
-      fix="move the placeholder before it, and cache the task with --cache_at=end and --task_feature_lengths",
-    ) from error
-
-
-def _check_source_apart(job: SplitJob, directory: epath.Path) -> None:
-  """Refuses a source whose files stand where the cache's own would, under such names: one would go."""
-  pattern = names.shard_pattern(job.split)
-  for name in job.source_shards if job.seqio_cache is None else ():
-    folder, file = os.path.split(os.path.abspath(name))
-    if pattern.match(file) and folder == os.path.abspath(directory):
-      raise AnystepError(
-        ExitCode.UNSAFE,
-        "source_in_cache",
-        task=job.task,
-        split=job.split,
-        path=name,
-        expected="a source that is not in the directory of the task's cache, under the names of its shards",
-        fix="give another --output_cache_dir, or rename the task or its source's files",
-      )
-
-
-def _check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
-  """Refuses to guess where a task is to be cached that does not say so."""
-  if not task.supports_caching and options.cache_at == "placeholder" and not options.index_only:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "placeholder_missing",
-      task=task.name,
-      expected="seqio.CacheDatasetPlaceholder() among its preprocessors",
-      got="none",
-      fix="add it where the cache is to stand, cache everything with --cache_at=end, or leave the task out"
-      " with --excluded_tasks",
-    )
-
-
-def _check_lengths(task: seqio.Task, options: CacheOptions) -> None:
-  """Refuses to run preprocessors that take feature lengths without any."""
-  if options.task_feature_lengths is not None or options.seqio_cache_dir is not None:
-    return
-  for preprocessor in cached_preprocessors(task, options.cache_at):
-    parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
-    if parameter is not None and parameter.default is inspect.Parameter.empty:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "task_feature_lengths",
-        task=task.name,
-        preprocessor=seqio.utils.function_name(preprocessor),
-        expected="the lengths that the examples are cached for",
-        got="none",
-        fix='name them, as --task_feature_lengths=\'{"inputs": 512, "targets": 114}\'',
-      )
-
-
-def _check_indexable(task: seqio.Task) -> None:
-  """Refuses to describe what readers could not make the task's examples of."""
-  if not isinstance(task.source, seqio.FileDataSource):
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "source_not_files",
-      task=task.name,
-      expected="a seqio.FileDataSource, such as seqio.TFExampleDataSource",
-      got=type(task.source).__name__,
-      fix="cache the task without --index_only",
-    )
-  before = cached_preprocessors(task, "placeholder")
-  if before:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "preprocessor_before_cache",
-      task=task.name,
-      preprocessor=seqio.utils.function_name(before[0]),
-      expected="seqio.CacheDatasetPlaceholder() before every preprocessor: files as they are have run none",
-      fix="move the placeholder to the front, or cache the task without --index_only",
-    )

@@ -21,7 +21,8 @@ from job_runs import digests_of
 
 from anystep.cache_job.completion.completion import complete, describe
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.planning.task_work import prepare_directories, task_work
+from anystep.cache_job.planning.building_directories import prepare_directories
+from anystep.cache_job.planning.task_work import task_work
 from anystep.cache_job.shuffle.final_shards import write_shard
 from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
 from anystep.cache_job.shuffle.spill import write_spill

@@ -9,7 +9,8 @@ import tensorflow as tf
 from job_runs import registered, run_job, stamps_of
 
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.planning.task_work import plan_work, prepare_directories
+from anystep.cache_job.planning.building_directories import prepare_directories
+from anystep.cache_job.planning.task_work import plan_work
 from anystep.cache_job.shuffle.sorted_spills import find_sorted, plan_final, sort_group
 from anystep.cache_job.shuffle.spill import write_spill
 from anystep.cache_job.state.split_job import read_plan, source_ranges

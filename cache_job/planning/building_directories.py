@@ -1,0 +1,78 @@
+"""Directories where jobs build caches, and what decides whether a job may go on in one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+import seqio
+from etils import epath
+
+from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.state.split_job import SplitJob, find_state
+from anystep.caches.manifest import Fingerprint
+from anystep.errors import AnystepError, ExitCode
+from anystep.files import storage
+from anystep.files.json_files import canonical_json, parse_json
+from anystep.tasks.registry.fingerprint import fingerprint, first_difference
+
+if TYPE_CHECKING:
+  from anystep.cache_job.planning.task_work import TaskWork
+
+BUILDING = ".building"
+
+
+def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
+  """Where jobs of these splits, by whatever options, have left what they make in a task's directory."""
+  building = directory / BUILDING
+  paths = building.iterdir() if building.exists() else ()
+  return [path for path in paths if path.name.rpartition("-")[0] in splits]
+
+
+def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
+  """Makes the directories that workers write to, with what made earlier work theirs or not.
+
+  Raises:
+    AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
+  """
+  for work in works:
+    for job in work.jobs:
+      if not options.resume:
+        for left in buildings(work.directory, [job.split]):
+          left.rmtree()
+      epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
+      _check_provenance(work.task, job)
+
+
+def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
+  provenance = task_fingerprint(task, job).provenance
+  path = epath.Path(job.directory) / "provenance.json"
+  before_job = find_state(path, lambda document: document)
+  if before_job is None:
+    storage.put(path, canonical_json(provenance).encode())
+    return
+  difference = first_difference(before_job, parse_json(canonical_json(provenance)))
+  if difference:
+    item, before, now = difference
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "provenance_changed",
+      task=job.task,
+      split=job.split,
+      item=item,
+      expected=before,
+      got=now,
+      fix="undo the change to go on with what an earlier run left, or start anew with --noresume",
+    )
+
+
+def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
+  """The fingerprint of what the job makes."""
+  return fingerprint(
+    task,
+    cache_at=job.cache_at,
+    task_feature_lengths=job.task_feature_lengths,
+    seed=job.seed,
+    base_seed=job.base_seed,
+    seqio_cache=job.seqio_cache and [f"{job.seqio_cache}/{name}" for name in job.source_shards],
+  )

@@ -1,0 +1,135 @@
+"""Refusals of tasks and options that no cache can be made of."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import seqio
+from etils import epath
+
+from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.shuffle.sorted_spills import bounded
+from anystep.cache_job.state.split_job import SplitJob
+from anystep.caches.manifest import AS_IS, PRESHUFFLED, Manifest
+from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.files import names
+from anystep.tasks.registry.fingerprint import SEQIO_CACHE, cached_preprocessors
+
+
+def check_preprocessors(task: seqio.Task) -> None:
+  """Refuses what SeqIO does: a preprocessor before the placeholder that takes feature lengths."""
+  try:
+    _ = task.preprocessors
+  except ValueError as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "preprocessors_refused",
+      task=task.name,
+      got=one_line(error),
+      fix="move the placeholder before it, and cache the task with --cache_at=end and --task_feature_lengths",
+    ) from error
+
+
+def check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to guess where a task is to be cached that does not say so."""
+  if not task.supports_caching and options.cache_at == "placeholder" and not options.index_only:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "placeholder_missing",
+      task=task.name,
+      expected="seqio.CacheDatasetPlaceholder() among its preprocessors",
+      got="none",
+      fix="add it where the cache is to stand, cache everything with --cache_at=end, or leave the task out"
+      " with --excluded_tasks",
+    )
+
+
+def check_lengths(task: seqio.Task, options: CacheOptions) -> None:
+  """Refuses to run preprocessors that take feature lengths without any."""
+  if options.task_feature_lengths is not None or options.seqio_cache_dir is not None:
+    return
+  for preprocessor in cached_preprocessors(task, options.cache_at):
+    parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "task_feature_lengths",
+        task=task.name,
+        preprocessor=seqio.utils.function_name(preprocessor),
+        expected="the lengths that the examples are cached for",
+        got="none",
+        fix='name them, as --task_feature_lengths=\'{"inputs": 512, "targets": 114}\'',
+      )
+
+
+def check_indexable(task: seqio.Task) -> None:
+  """Refuses to describe what readers could not make the task's examples of."""
+  if not isinstance(task.source, seqio.FileDataSource):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "source_not_files",
+      task=task.name,
+      expected="a seqio.FileDataSource, such as seqio.TFExampleDataSource",
+      got=type(task.source).__name__,
+      fix="cache the task without --index_only",
+    )
+  before = cached_preprocessors(task, "placeholder")
+  if before:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "preprocessor_before_cache",
+      task=task.name,
+      preprocessor=seqio.utils.function_name(before[0]),
+      expected="seqio.CacheDatasetPlaceholder() before every preprocessor: files as they are have run none",
+      fix="move the placeholder to the front, or cache the task without --index_only",
+    )
+
+
+def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
+  """Refuses a source whose files stand where the cache's own would, under such names: one would go."""
+  pattern = names.shard_pattern(job.split)
+  for name in job.source_shards if job.seqio_cache is None else ():
+    folder, file = os.path.split(os.path.abspath(name))
+    if pattern.match(file) and folder == os.path.abspath(directory):
+      raise AnystepError(
+        ExitCode.UNSAFE,
+        "source_in_cache",
+        task=job.task,
+        split=job.split,
+        path=name,
+        expected="a source that is not in the directory of the task's cache, under the names of its shards",
+        fix="give another --output_cache_dir, or rename the task or its source's files",
+      )
+
+
+def check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
+  """Refuses to leave a complete cache that was made otherwise than is asked now."""
+  asked: dict[str, object] = {"layout": AS_IS if options.index_only else PRESHUFFLED}
+  if not options.index_only:
+    num_shards = bounded(manifest.num_shards, options.min_shards, options.max_shards)
+    asked |= {
+      "seed": options.seed,
+      "base_seed": options.base_seed,
+      "block_records": options.block_records,
+      "num_shards": options.num_shards or num_shards,
+      "container": options.container,
+      "range_examples": options.range_examples,
+      "cache_at": options.cache_at,
+      "task_feature_lengths": options.task_feature_lengths,
+    }
+  made_with = {name: getattr(manifest, name) for name in asked}
+  made_with["from_seqio_cache"] = manifest.fingerprint.provenance["source"] == SEQIO_CACHE
+  asked["from_seqio_cache"] = options.seqio_cache_dir is not None
+  for name, value in asked.items():
+    if made_with[name] != value:
+      raise AnystepError(
+        ExitCode.MISMATCH,
+        "cache_options",
+        task=manifest.task,
+        split=manifest.split,
+        option=name,
+        expected=value,
+        got=made_with[name],
+        fix="ask for the options that the cache was made with, or make it anew with --overwrite",
+      )
