@@ -17,7 +17,7 @@ _MAX_CHARACTERS = 4000
 
 
 class ExitCode(enum.IntEnum):
-  """Exit status of a program that met a foreseen failure (design section 9, after sysexits.h)."""
+  """Exit status of a program that met a foreseen failure (docs/architecture.md#errors, after sysexits.h)."""
 
   USAGE = 64
   DATA = 65

@@ -1,4 +1,4 @@
-"""What the order specification says of every row of a plan over small caches (design section 10)."""
+"""What the order specification says of every row of a plan over small caches (docs/order.md#seeing-it)."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ def build_mixture(root):
 
 
 def explained_rows(plan, built, steps):
-  """The rows of some steps by the oracle, with design section 10's keys; padding is left out.
+  """The rows of some steps by the oracle, with the keys of docs/order.md#seeing-it; padding is left out.
 
   Args:
     plan: of which the JSON is taken.

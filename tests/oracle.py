@@ -1,7 +1,7 @@
 """The order specification, version 1, in plain Python.
 
 This is the reference program of the published format, with which other implementations are compared. It needs
-the standard library alone, follows the text of sections 3 to 7 in order, and prefers clarity to speed. Words
+the standard library alone, follows the text of docs/order.md in order, and prefers clarity to speed. Words
 (index, shard, unit, lane, stripe, segment, ...) and letters (N, S, g, R_s, U, E, B, M, G, P) are the text's.
 """
 
@@ -21,35 +21,35 @@ EXACT_PERIOD_LIMIT = 65536
 ROUNDED_PERIOD_LIMIT = 1 << 24
 PACKING_WINDOW_RECORDS = 256
 
-# Section 3: permutation
+# docs/order.md#keys-and-permutations
 
 
 def round_keys(*parts) -> list[int]:
-  """Eight 64-bit keys from a purpose and its names and numbers (section 3)."""
+  """Eight 64-bit keys from a purpose and its names and numbers."""
   text = b"\x1f".join(str(part).encode() for part in ("anystep/1", *parts))
   digest = hashlib.blake2b(text, digest_size=64).digest()
   return [int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8)]
 
 
 def mix(z: int) -> int:
-  """A bijection on 64-bit integers that scatters their bits (section 3)."""
+  """A bijection on 64-bit integers that scatters their bits."""
   z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
   z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
   return z ^ (z >> 31)
 
 
 def sub_keys(keys: list[int], x: int) -> list[int]:
-  """The keys of case x under `keys`: word j becomes mix(k_j ^ mix(x + 1)) (section 3)."""
+  """The keys of case x under `keys`: word j becomes mix(k_j ^ mix(x + 1))."""
   return [mix(key ^ mix((x + 1) & MASK64)) for key in keys]
 
 
 def half_width(n: int) -> int:
-  """w, the bits of one half of the Feistel network: 2w bits hold every number below n (section 3)."""
+  """w, the bits of one half of the Feistel network: 2w bits hold every number below n."""
   return ((n - 1).bit_length() + 1) // 2
 
 
 def permute(x: int, n: int, keys: list[int]) -> int:
-  """Where x goes in a permutation of [0, n): through a Feistel network until it lands below n (section 3)."""
+  """Where x goes in a permutation of [0, n): through a Feistel network until it lands below n."""
   if n == 1:
     return 0
   width = half_width(n)
@@ -64,7 +64,7 @@ def permute(x: int, n: int, keys: list[int]) -> int:
 
 
 def unpermute(y: int, n: int, keys: list[int]) -> int:
-  """The x with permute(x, n, keys) == y: the same network with the keys backwards (section 3)."""
+  """The x with permute(x, n, keys) == y: the same network with the keys backwards."""
   if n == 1:
     return 0
   width = half_width(n)
@@ -78,16 +78,16 @@ def unpermute(y: int, n: int, keys: list[int]) -> int:
       return y
 
 
-# Section 4: the cache
+# docs/order.md#the-cache
 
 
 def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) -> int:
-  """The seed with which the job preprocesses one source shard (section 4)."""
+  """The seed with which the job preprocesses one source shard."""
   return round_keys("preprocess", task, split, base_seed, source_shard)[0] % 2**31
 
 
 def default_num_shards(num_examples: int, block_records: int) -> int:
-  """S: 64, or 1 for a split too small to give each of 64 shards a whole block (section 4)."""
+  """S: 64, or 1 for a split too small to give each of 64 shards a whole block."""
   return 1 if num_examples < 64 * block_records else 64
 
 
@@ -99,7 +99,7 @@ def index_of(
   cache_seed: int,
   source_shard_examples: list[int],
 ) -> int:
-  """The index of a source shard's example: its ordinal, preshuffled (section 4)."""
+  """The index of a source shard's example: its ordinal, preshuffled."""
   ordinal = sum(source_shard_examples[:source_shard]) + source_place
   keys = round_keys("preshuffle", task, split, cache_seed)
   return permute(ordinal, sum(source_shard_examples), keys)
@@ -108,7 +108,7 @@ def index_of(
 def trace(
   index: int, task: str, split: str, cache_seed: int, source_shard_examples: list[int]
 ) -> tuple[int, int]:
-  """(source shard, place in it) of the example with this index; the inverse of `index_of` (section 4)."""
+  """(source shard, place in it) of the example with this index; the inverse of `index_of`."""
   keys = round_keys("preshuffle", task, split, cache_seed)
   ordinal = unpermute(index, sum(source_shard_examples), keys)
   first_ordinals = [0, *accumulate(source_shard_examples)]
@@ -116,11 +116,11 @@ def trace(
   return source_shard, ordinal - first_ordinals[source_shard]
 
 
-# Section 5: mixtures
+# docs/order.md#mixtures
 
 
 def exact_rate(rate: Rate) -> Fraction:
-  """The rate as it is written: 0.3 is 3/10 (section 5)."""
+  """The rate as it is written: 0.3 is 3/10."""
   try:
     exact = Fraction(str(rate))
   except (ValueError, ZeroDivisionError) as error:
@@ -131,7 +131,7 @@ def exact_rate(rate: Rate) -> Fraction:
 
 
 def quotas(shares: dict) -> tuple[list[str], list[int], int]:
-  """(names in order, quotas a_k, period P) of a mixture {name: Rate}; zero drops a task (section 5)."""
+  """(names in order, quotas a_k, period P) of a mixture {name: Rate}; zero drops a task."""
   exact = {name: exact_rate(rate) for name, rate in shares.items()}
   names = sorted((name for name in exact if exact[name]), key=str.encode)
   if not names:
@@ -143,7 +143,7 @@ def quotas(shares: dict) -> tuple[list[str], list[int], int]:
 
 
 def coprime_integers(shares: list[Fraction]) -> list[int]:
-  """The smallest integers in the proportions of the shares (section 5)."""
+  """The smallest integers in the proportions of the shares."""
   denominator = math.lcm(*(share.denominator for share in shares))
   integers = [int(share * denominator) for share in shares]
   divisor = math.gcd(*integers)
@@ -151,7 +151,7 @@ def coprime_integers(shares: list[Fraction]) -> list[int]:
 
 
 def rounded_quotas(shares: list[int]) -> tuple[list[int], int]:
-  """(quotas, P) by largest remainders, with P doubled until every quota is within 1% (section 5)."""
+  """(quotas, P) by largest remainders, with P doubled until every quota is within 1%."""
   period = EXACT_PERIOD_LIMIT
   while True:
     exact = [Fraction(share * period, sum(shares)) for share in shares]
@@ -163,7 +163,7 @@ def rounded_quotas(shares: list[int]) -> tuple[list[int], int]:
 
 
 def largest_remainders(exact: list[Fraction], total: int) -> list[int]:
-  """Floors, and one more for the largest remainders, ties in order, up to the total (section 5)."""
+  """Floors, and one more for the largest remainders, ties in order, up to the total."""
   rounded = [math.floor(share) for share in exact]
   by_remainder = sorted(range(len(exact)), key=lambda k: (rounded[k] - exact[k], k))
   for k in by_remainder[: total - sum(rounded)]:
@@ -172,7 +172,7 @@ def largest_remainders(exact: list[Fraction], total: int) -> list[int]:
 
 
 def stripes(quotas: tuple[int, ...]) -> Iterator[int]:
-  """The task positions of a mixture, stripe by stripe: Tijdeman's chairman assignment (section 5).
+  """The task positions of a mixture, stripe by stripe: Tijdeman's chairman assignment.
 
   The rule's (D-1)P - D(a_k n - x_k P) over D a_k is compared exactly as an integer: times D, times a common
   multiple of the quotas.
@@ -190,27 +190,27 @@ def stripes(quotas: tuple[int, ...]) -> Iterator[int]:
 
 @functools.lru_cache(maxsize=16)
 def one_period(quotas: tuple[int, ...]) -> tuple[int, ...]:
-  """The P stripes that repeat without end (section 5)."""
+  """The P stripes that repeat without end."""
   return tuple(islice(stripes(quotas), sum(quotas)))
 
 
 def draws(quotas: list[int], period: int, start: int, stop: int) -> list[int]:
-  """Task positions of stripes [start, stop) of the endless sequence (section 5)."""
+  """Task positions of stripes [start, stop) of the endless sequence."""
   once = one_period(tuple(quotas))
   return [once[stripe % period] for stripe in range(start, stop)]
 
 
 def counts(quotas: list[int], period: int, n: int) -> list[int]:
-  """Stripes of each task among the first n of the endless sequence (section 5)."""
+  """Stripes of each task among the first n of the endless sequence."""
   prefix = one_period(tuple(quotas))[: n % period]
   return [n // period * a + prefix.count(k) for k, a in enumerate(quotas)]
 
 
-# Section 6: segments and rows. A segment is the design's JSON object, and so is a plan's list of them.
+# docs/order.md#plans-segments-rows. A segment is the JSON object, and so is a plan's list of them.
 
 
 def default_lanes(batch_size: int, shard_counts: list[int]) -> int:
-  """M for tasks of these numbers of shards (section 6, Segments)."""
+  """M for tasks of these numbers of shards."""
   sharded = [shards for shards in shard_counts if shards > 1]
   common = math.gcd(batch_size, *sharded)
   if len(sharded) == 1:
@@ -227,7 +227,7 @@ def mixture_of(segment: dict) -> tuple[list[str], list[int], int]:
 
 
 def batch_rows(segment: dict, step: int) -> list[tuple[str, int]]:
-  """(task name, unit) of each row of a step in the segment, were its data endless (section 6, Rows).
+  """(task name, unit) of each row of a step in the segment, were its data endless.
 
   The task's j-th stripe since the segment's first gives lane c the unit first_unit + jM + c, and the unit of
   lane c in the step's k-th stripe is row cG + k.
@@ -245,11 +245,11 @@ def batch_rows(segment: dict, step: int) -> list[tuple[str, int]]:
   return [(name, unit + lane) for lane in range(lanes) for name, unit in lane_zero]
 
 
-# Section 6: units
+# docs/order.md#units-and-epochs
 
 
 def round_robin(units_per_shard: list[int], u: int) -> tuple[int, int]:
-  """(shard, q) of an epoch's unit u: q = 0 of every shard, then q = 1 of those that have it, ... (section 6).
+  """(shard, q) of an epoch's unit u: q = 0 of every shard, then q = 1 of those that have it, ...
 
   Until the next shard runs out the same shards take turns, so those turns are passed at once.
   """
@@ -272,7 +272,7 @@ def locate(
   seed: int,
   epoch_policy: str,
 ) -> tuple[int, int, int]:
-  """(epoch, shard, place) of unit v under the policy "same", "reshuffle" or "global" (section 6, Units)."""
+  """(epoch, shard, place) of unit v under the policy "same", "reshuffle" or "global"."""
   if epoch_policy not in ("same", "reshuffle", "global"):
     raise ValueError(f"expected epoch policy same, reshuffle or global, got {epoch_policy!r}")
   epoch, u = divmod(unit, sum(units_per_shard))
@@ -289,7 +289,7 @@ def locate(
 def reshuffle(
   q: int, shard_units: int, block_records: int, block_keys: list[int], place_keys: list[int]
 ) -> int:
-  """The place in its shard of turn q: whole blocks change order, then the units within (section 6, Units).
+  """The place in its shard of turn q: whole blocks change order, then the units within.
 
   A short block at the end stays there.
   """
@@ -302,7 +302,7 @@ def reshuffle(
   return block * block_records + permute(within, size, sub_keys(place_keys, block))
 
 
-# Section 6: unit tables. `lengths` has one tuple for each record of a shard, in the order of `limits`.
+# docs/order.md#packing. `lengths` has one tuple for each record of a shard, in the order of `limits`.
 
 
 def fits(record: tuple[int, ...], room: tuple[int, ...]) -> bool:
@@ -314,7 +314,7 @@ def less(room: tuple[int, ...], record: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def pack_greedy(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> list[list[int]]:
-  """The records of each pack: in order, the current pack while every feature fits (section 6)."""
+  """The records of each pack: in order, the current pack while every feature fits."""
   packs: list[list[int]] = []
   room = limits
   for number, record in enumerate(lengths):
@@ -327,7 +327,7 @@ def pack_greedy(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> list
 
 
 def pack_best_fit(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> list[list[int]]:
-  """The records of each pack, every window of 256 records by itself (section 6, Unit tables)."""
+  """The records of each pack, every window of 256 records by itself."""
   packs = []
   for start in range(0, len(lengths), PACKING_WINDOW_RECORDS):
     window = pack_window(lengths[start : start + PACKING_WINDOW_RECORDS], limits)
@@ -336,7 +336,7 @@ def pack_best_fit(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> li
 
 
 def pack_window(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> list[list[int]]:
-  """Heaviest record first, each to the pack that it fits in with the least room (section 6)."""
+  """Heaviest record first, each to the pack that it fits in with the least room."""
   product = math.prod(limits)
 
   def weight(sizes: tuple[int, ...]) -> int:
@@ -356,18 +356,18 @@ def pack_window(lengths: list[tuple[int, ...]], limits: tuple[int, ...]) -> list
   return sorted(sorted(pack) for pack in packs)
 
 
-# Section 6: end of data. `units_per_epoch` is {task name: U}.
+# docs/order.md#end-of-data. `units_per_epoch` is {task name: U}.
 
 
 def stripe_of(quotas: list[int], k: int, i: int) -> int:
-  """The stripe that is task k's i-th, counted from 0, in the endless sequence (section 5)."""
+  """The stripe that is task k's i-th, counted from 0, in the endless sequence."""
   periods, remaining = divmod(i, quotas[k])
   own = [stripe for stripe, task in enumerate(one_period(tuple(quotas))) if task == k]
   return periods * sum(quotas) + own[remaining]
 
 
 def stripes_until_end(segment: dict, units_per_epoch: dict, num_epochs: int) -> int:
-  """Stripes that a segment gives until some task has no unit below E·U left (section 6, End of data)."""
+  """Stripes that a segment gives until some task has no unit below E·U left."""
   names, task_quotas, period = mixture_of(segment)
   before = counts(task_quotas, period, segment["first_stripe"])
   ends = []
@@ -384,7 +384,7 @@ def stripes_until_end(segment: dict, units_per_epoch: dict, num_epochs: int) -> 
 def end_of_data(
   segments: list[dict], units_per_epoch: dict, num_epochs: int | None
 ) -> tuple[int, int] | None:
-  """(step, its stripe) right after the stream's last stripe; None if it is endless (section 6).
+  """(step, its stripe) right after the stream's last stripe; None if it is endless.
 
   What a segment would give after the next one's start does not count.
   """
@@ -401,7 +401,7 @@ def end_of_data(
 
 
 def last_step(segments: list[dict], units_per_epoch: dict, num_epochs: int | None) -> int | None:
-  """The step that holds the last stripe; None where there is none, -1 where there is no step (section 6)."""
+  """The step that holds the last stripe; None where there is none, -1 where there is no step."""
   end = end_of_data(segments, units_per_epoch, num_epochs)
   if end is None:
     return None
@@ -412,7 +412,7 @@ def last_step(segments: list[dict], units_per_epoch: dict, num_epochs: int | Non
 def rows(
   segments: list[dict], step: int, units_per_epoch: dict, num_epochs: int | None
 ) -> list[tuple[str | None, int | None]]:
-  """(task name, unit) of each row of a step of a plan; padding is (None, None) (section 6, End of data)."""
+  """(task name, unit) of each row of a step of a plan; padding is (None, None)."""
   segment = [segment for segment in segments if segment["start_step"] <= step][-1]
   endless = batch_rows(segment, step)
   end = end_of_data(segments, units_per_epoch, num_epochs)
@@ -427,11 +427,11 @@ def rows(
   ]
 
 
-# Section 6: digest
+# docs/order.md#digests
 
 
 def row_digest(features: dict[str, Feature]) -> bytes:
-  """sha256 of one row (section 6, Digest).
+  """sha256 of one row.
 
   It covers, of each feature in sorted name order: name, dtype as numpy names it, and the shape of the row's
   array in decimal with commas, each followed by byte 0x1F; then the bytes.
@@ -444,17 +444,17 @@ def row_digest(features: dict[str, Feature]) -> bytes:
 
 
 def batch_digest(features_by_row: list[dict[str, Feature]]) -> str:
-  """sha256 in hexadecimal over the rows' 32-byte digests in order (section 6, Digest)."""
+  """sha256 in hexadecimal over the rows' 32-byte digests in order."""
   return hashlib.sha256(b"".join(row_digest(features) for features in features_by_row)).hexdigest()
 
 
-# Section 7: randomness after the cache
+# docs/order.md#draws-after-the-cache
 
 
 def map_seeds(
   task: str, split: str, seed: int, epoch: int, preprocessor: int, index: int, num_seeds: int
 ) -> list[tuple[int, int]]:
-  """The seed pairs of one record in one epoch for the p-th preprocessor after the cache (section 7)."""
+  """The seed pairs of one record in one epoch for the p-th preprocessor after the cache."""
   record_keys = sub_keys(round_keys("map", task, split, seed, epoch, preprocessor), index)
   pairs = []
   for j in range(num_seeds):
@@ -466,13 +466,13 @@ def map_seeds(
 def transform_keys(
   task: str, split: str, seed: int, epoch: int, transform: int, index: int
 ) -> tuple[int, int]:
-  """The Philox key of one record in one epoch for the p-th Python transform after the cache (section 7)."""
+  """The Philox key of one record in one epoch for the p-th Python transform after the cache."""
   words = sub_keys(round_keys("transform", task, split, seed, epoch, transform), index)
   return words[0], words[1]
 
 
 def philox(keys: tuple[int, int], num_words: int) -> list[int]:
-  """The first 64-bit words that numpy's Philox draws: Philox4x64-10 at counters 1, 2, ... (section 7)."""
+  """The first 64-bit words that numpy's Philox draws: Philox4x64-10 at counters 1, 2, ..."""
   words: list[int] = []
   for counter in range(1, num_words // 4 + 2):
     (k0, k1), (a, b, c, d) = keys, (counter, 0, 0, 0)
@@ -484,7 +484,7 @@ def philox(keys: tuple[int, int], num_words: int) -> list[int]:
   return words[:num_words]
 
 
-# Section 10: what was at a step, for a cache of one task without packing
+# docs/order.md#seeing-it, for a cache of one task without packing
 
 
 def what_was_at(
@@ -497,7 +497,7 @@ def what_was_at(
   num_epochs: int | None = None,
   lanes: int | None = None,
 ) -> list[dict]:
-  """Every row of steps [start_step, stop_step), padding left out, with its example's origin (section 10)."""
+  """Every row of steps [start_step, stop_step), padding left out, with its example's origin."""
   task, split, block_records = manifest["task"], manifest["split"], manifest["block_records"]
   if lanes is None:
     lanes = default_lanes(batch_size, [manifest["num_shards"]])
@@ -517,7 +517,7 @@ def what_was_at(
 
 
 def records_per_shard(manifest: dict) -> list[int]:
-  """R_s without packing; in layout as_is a shard is a file that was there before (sections 4 and 6)."""
+  """R_s without packing; in layout as_is a shard is a file that was there before."""
   if manifest["layout"] == "as_is":
     return [source["examples"] for source in manifest["source_shards"]]
   examples, shards = manifest["num_examples"], manifest["num_shards"]
@@ -525,7 +525,7 @@ def records_per_shard(manifest: dict) -> list[int]:
 
 
 def example_at(manifest: dict, shard: int, record: int) -> dict:
-  """Index and origin of a record of a shard (sections 4 and 10)."""
+  """Index and origin of a record of a shard."""
   sizes = [source["examples"] for source in manifest["source_shards"]]
   if manifest["layout"] == "as_is":
     index = sum(sizes[:shard]) + record

@@ -31,7 +31,7 @@ def segment_of(quotas, *, batch_size, lanes, start_step=0, first_stripe=0, first
   }
 
 
-# Section 3
+# docs/order.md#keys-and-permutations
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sub_keys_wrap_at_the_largest_number():
   assert oracle.sub_keys([5], 2**64 - 1) == [oracle.mix(5 ^ oracle.mix(0))]
 
 
-# Section 4
+# docs/order.md#the-cache
 
 
 def test_preprocess_seed_is_golden():
@@ -98,7 +98,7 @@ def test_every_index_traces_back_to_its_source_shard_and_place():
   assert [oracle.trace(index, "demo", "train", 0, sizes) for index in indices] == places
 
 
-# Section 5
+# docs/order.md#mixtures
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_stripe_of_finds_each_draw(quotas):
     seen[k] += 1
 
 
-# Section 6: segments and rows
+# docs/order.md#plans-segments-rows
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_steps_of_a_segment_repeat_and_lose_no_unit(first_stripe):
   ]
 
 
-# Section 6: units
+# docs/order.md#units-and-epochs
 
 
 def test_round_robin_is_golden():
@@ -287,7 +287,7 @@ def test_an_unknown_epoch_policy_is_refused():
     oracle.locate(0, [1], 1, "demo", "train", 0, "shuffled")
 
 
-# Section 6: unit tables
+# docs/order.md#packing
 
 ONE_FEATURE = [(6,), (5,), (4,), (3,), (7,), (2,), (3,)]
 TWO_FEATURES = [(6, 1), (5, 9), (4, 4), (3, 2), (7, 1), (2, 8), (3, 3)]
@@ -322,7 +322,7 @@ def test_packs_hold_every_record_once_and_fit(pack):
     assert sum(lengths[record][1] for record in records) <= 12
 
 
-# Section 6: end of data
+# docs/order.md#end-of-data
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_segment_of_no_steps_ends_nothing():
   assert oracle.last_step([first, undone, last], {"x": 16}, 1) == 1
 
 
-# Section 6: digest
+# docs/order.md#digests
 
 
 def test_digest_covers_name_dtype_shape_and_bytes_in_name_order():
@@ -425,7 +425,7 @@ def test_digest_covers_name_dtype_shape_and_bytes_in_name_order():
   assert oracle.batch_digest([row, {}]) == hashlib.sha256(joined).hexdigest()
 
 
-# Section 7
+# docs/order.md#draws-after-the-cache
 
 
 def test_seed_pairs_are_golden_and_do_not_depend_on_their_number():
@@ -435,7 +435,7 @@ def test_seed_pairs_are_golden_and_do_not_depend_on_their_number():
   assert oracle.map_seeds("demo", "train", 0, 1, 0, 7, 2) == pairs[:2]
 
 
-# Section 10
+# docs/order.md#seeing-it
 
 
 def manifest_of(layout):

@@ -1,4 +1,4 @@
-"""The manifest: what a split of a cache consists of, to the byte (design section 4)."""
+"""The manifest: what a split of a cache consists of, to the byte (docs/order.md#files-of-a-cache)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of a batch: what two runs compare to know that they saw the same rows (design section 6)."""
+"""The digest of a batch: two runs whose digests are equal saw the same rows (docs/order.md#digests)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of any step are, and when an example is trained on, by arithmetic (design section 10)."""
+"""Rows of any step, and the steps of any example, by arithmetic (docs/order.md#seeing-it)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EPOCHS_AT_A_TIME = 1024
 def what_was_at(
   plan: Plan, caches: Mapping[str, Cache], step: int, rows: np.ndarray | None = None
 ) -> Iterator[dict[str, Any]]:
-  """The rows of a step's batch with design section 10's keys; padding rows are left out.
+  """The rows of a step's batch with the keys of docs/order.md#seeing-it; padding rows are left out.
 
   An example that has no loss weight there also has the key `tombstone`.
 

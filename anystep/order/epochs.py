@@ -1,4 +1,4 @@
-"""Where a unit lies: its epoch, shard and place (design section 6, Units)."""
+"""Where a unit lies: its epoch, shard and place (docs/order.md#units-and-epochs)."""
 
 from __future__ import annotations
 

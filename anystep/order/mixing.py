@@ -1,4 +1,4 @@
-"""Mixtures: which task each stripe of a stream goes to (design section 5)."""
+"""Mixtures: which task each stripe of a stream goes to (docs/order.md#mixtures)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mixing:
 
   At every n, each task's count x_k among the first n stripes has |x_k - a_k n / P| < 1, and after each period
   of P stripes it is exactly the task's quota a_k more. The rule is that of Tijdeman, "The chairman assignment
-  problem", Discrete Mathematics 32 (1980); design section 5.
+  problem", Discrete Mathematics 32 (1980); docs/order.md#mixtures.
 
   >>> mixing = Mixing({"b": 0.7, "a": 0.3})
   >>> mixing.names, mixing.quotas.tolist(), mixing.period

@@ -1,4 +1,4 @@
-"""Which records of a shard share a row (design section 6, Unit tables)."""
+"""Which records of a shard share a row (docs/order.md#packing)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyed permutations of [0, n): the arithmetic that replaces every shuffle (design section 3)."""
+"""Keyed permutations of [0, n), in place of every shuffle (docs/order.md#keys-and-permutations)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _finish_mix(z: np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
 
 
 def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) -> int:
-  """The seed that SeqIO's preprocessors get for a source shard (design section 4).
+  """The seed that SeqIO's preprocessors get for a source shard (docs/order.md#the-cache).
 
   >>> preprocess_seed("demo", "train", 0, 3)
   235544420

@@ -1,4 +1,4 @@
-"""The preshuffle: the order of a split's examples in its cache (docs/order.md, The cache)."""
+"""The preshuffle: the order of a split's examples in its cache (docs/order.md#the-cache)."""
 
 from __future__ import annotations
 

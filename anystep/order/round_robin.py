@@ -1,4 +1,4 @@
-"""Units round robin over shards that hold different numbers of them (design section 6, Units)."""
+"""Units round robin over shards that hold different numbers of them (docs/order.md#units-and-epochs)."""
 
 from __future__ import annotations
 

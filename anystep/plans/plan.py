@@ -1,4 +1,4 @@
-"""The plan: which unit of which task is in which row of which step (design section 6)."""
+"""The plan: which unit of which task is in which row of which step (docs/order.md#plans-segments-rows)."""
 
 from __future__ import annotations
 

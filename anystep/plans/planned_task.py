@@ -1,4 +1,4 @@
-"""What a plan remembers of a task's cache (design section 6)."""
+"""What a plan remembers of a task's cache (docs/order.md#plans-segments-rows)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segment: a stretch of steps under one batch size and one mixture (design section 6, Segments, Rows)."""
+"""A segment: a stretch of steps under one batch size and one mixture (docs/order.md#plans-segments-rows)."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 
 def serialize_example(example: Mapping[str, Any]) -> bytes:
-  """One record: a serialized `tf.train.Example`, features in sorted name order (design section 4).
+  """One record: a serialized `tf.train.Example`, features sorted by name (docs/order.md#files-of-a-cache).
 
   Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. Rows whose
   lengths differ, a `Ragged`, are stored as SeqIO does: their values, and their lengths under another name.

@@ -1,4 +1,4 @@
-"""What a task's examples go through at reading, after the cache (design section 7)."""
+"""What a task's examples go through at reading, after the cache (docs/order.md#draws-after-the-cache)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds units: by arithmetic on lengths, or by running what examples go through (section 6)."""
+"""Finds units, by arithmetic on lengths or by running the transforms (docs/order.md#unit-tables)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit tables: the records of each unit, where units are not simply a cache's records (design section 6)."""
+"""Unit tables: the records of each unit, where units are not single records (docs/order.md#unit-tables)."""
 
 from __future__ import annotations
 

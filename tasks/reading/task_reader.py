@@ -1,4 +1,4 @@
-"""What a SeqIO task does to an example after the cache, exactly and at any step (design section 7)."""
+"""Reads a SeqIO task's examples as at any step, exactly (docs/order.md#draws-after-the-cache)."""
 
 from __future__ import annotations
 

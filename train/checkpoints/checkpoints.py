@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and never taken for what they are not (design section 8)."""
+"""Checkpoints, whole or absent, each of one run and one step (docs/architecture.md#runs-and-checkpoints)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TrainState:
 
 
 def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
-  """The key of a named random stream at a step: nothing is stored (design section 7)."""
+  """The key of a named random stream at a step: nothing is stored (docs/order.md#draws-after-the-cache)."""
   number = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little")
   return jax.random.fold_in(jax.random.fold_in(root_key, np.uint32(number)), step)
 

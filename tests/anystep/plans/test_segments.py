@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import oracle
 from anystep.plans.segments import Segment, SegmentTask
 
-# Section 6: shares a 1, b 2, c 5, B=16, M=4, first units a 0, b 100, c 0.
+# docs/order.md#plans-segments-rows: shares a 1, b 2, c 5, B=16, M=4, first units a 0, b 100, c 0.
 GOLDEN_ROWS = [
   (0, 0, "c0 c4 b100 c8 c1 c5 b101 c9 c2 c6 b102 c10 c3 c7 b103 c11"),
   (0, 3, "a4 c32 b112 c36 a5 c33 b113 c37 a6 c34 b114 c38 a7 c35 b115 c39"),
