@@ -11,9 +11,9 @@ _T = TypeVar("_T")
 class cached_property(Generic[_T]):
   """`functools.cached_property` as it is from Python 3.12 on.
 
-  In 3.11 all objects of a class share a lock while one of them is computing, which a forked process finds
-  taken for ever where another thread of its parent held it. Here two threads may compute at once; what the
-  first one found stays.
+  In 3.11 all objects of a class share one lock while a value is computed. A process forked at that time
+  would find the lock taken for ever. Here there is no lock: two threads may compute at once, and the first
+  result stays.
   """
 
   def __init__(self, compute: Callable[[Any], _T]):
@@ -32,5 +32,5 @@ class cached_property(Generic[_T]):
   def __get__(self, instance: object | None, owner: type) -> cached_property[_T] | _T:
     if instance is None:
       return self
-    # Found there from now on: a property without __set__ comes after the object's own attributes.
+    # Later look-ups find it there: an object's own attributes come before a property without __set__.
     return instance.__dict__.setdefault(self._name, self._compute(instance))

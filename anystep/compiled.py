@@ -1,4 +1,4 @@
-"""Loops over numpy arrays that run as machine code where numba is installed, else as they stand."""
+"""Loops over numpy arrays: compiled to machine code if numba is installed, else run by Python."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Of fewer rows, plain Python is done before numba is imported, which takes 0.4 s.
+# Plain Python finishes fewer rows before numba is imported, which takes 0.4 s.
 FEWEST_TO_COMPILE_FOR = 16
 
 
 def is_fast() -> bool:
-  """Whether numba is installed, so that loops run as machine code."""
+  """Return whether numba is installed, so that loops run as machine code."""
   return importlib.util.find_spec("numba") is not None
 
 
@@ -23,34 +23,34 @@ def is_fast() -> bool:
 _preparing = threading.RLock()
 
 
-def _locks() -> list[Any]:
-  """Locks that nobody would release in a child, so nothing is forked under them; the outer one first."""
+def _get_compiler_locks() -> list[Any]:
+  """Locks that a fork must not copy while they are held; the outer one first."""
   numba = sys.modules.get("numba.core.compiler_lock")
   return [_preparing, *([numba.global_compiler_lock] if numba else [])]
 
 
-_held: list[Any] = []
+_held_locks: list[Any] = []
 
 
-def _wait_for_compilation() -> None:
-  for lock in _locks():
+def _acquire_locks() -> None:
+  for lock in _get_compiler_locks():
     lock.acquire()
-    _held.append(lock)
+    _held_locks.append(lock)
 
 
-def _go_on() -> None:
-  while _held:
-    _held.pop().release()
+def _release_locks() -> None:
+  while _held_locks:
+    _held_locks.pop().release()
 
 
-os.register_at_fork(before=_wait_for_compilation, after_in_parent=_go_on, after_in_child=_go_on)
+os.register_at_fork(before=_acquire_locks, after_in_parent=_release_locks, after_in_child=_release_locks)
 
 
 class compiled:
-  """Compiles a function of arrays and numbers, without Python's lock, when it is first called.
+  """Function of arrays and numbers that numba compiles at its first call, and runs without Python's lock.
 
-  What numba compiled is kept on disk for later processes. Where numba is not installed the function gives
-  the same result, slowly.
+  The machine code is kept on disk for later processes. Without numba the function gives the same result,
+  slowly.
   """
 
   def __init__(self, function: Callable[..., Any]):
@@ -66,7 +66,7 @@ class compiled:
     try:
       return numba.njit(self.plain, nogil=True, cache=True)
     except RuntimeError:
-      # There is no place on disk to keep it.
+      # There is no directory that numba can write to.
       return numba.njit(self.plain, nogil=True)
 
   def __call__(self, *arguments: Any) -> Any:

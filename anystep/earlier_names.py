@@ -1,7 +1,7 @@
 """Names that modules had in version 0.1.
 
-Caches, plans and checkpoints know functions by the module that defined them, so a module that moved keeps the
-name that it was known by there. Modules that documents named can still be imported by it.
+Caches, plans and checkpoints name functions by their modules. So a module that moved keeps its earlier name
+there. Modules that the documentation named can still be imported by their earlier names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 
-# By module, its earlier name.
+# Earlier names by module.
 _EARLIER: Mapping[str, str] = {
   "anystep.order.permutation": "anystep.permutation",
   "anystep.streams.grain": "anystep.grain_datasets",
@@ -48,36 +48,36 @@ _EARLIER: Mapping[str, str] = {
   "anystep.train.network.t5": "anystep.train.network",
   "anystep.train.runs.trainer": "anystep.train.trainer",
 }
-_NOW = {earlier: now for now, earlier in _EARLIER.items()}
+_CURRENT = {earlier: current for current, earlier in _EARLIER.items()}
 
 
-def known_as(module: str) -> str:
-  """Return the name by which what users keep knows a module.
+def lasting_name(module: str) -> str:
+  """Return the name of a module in caches, plans and checkpoints.
 
-  >>> known_as("anystep.tasks.catalogue.glue"), known_as("my_tasks")
+  >>> lasting_name("anystep.tasks.catalogue.glue"), lasting_name("my_tasks")
   ('anystep.tasks.glue', 'my_tasks')
   """
   return _EARLIER.get(module, module)
 
 
 def make_importable() -> None:
-  """Makes `import` find modules by their earlier names too, where nothing else has such a name."""
+  """Let `import` find modules by their earlier names too, unless another module has such a name."""
   sys.meta_path.append(_Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds modules by their earlier names."""
+  """Finder of modules by their earlier names."""
 
   def find_spec(
     self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
   ) -> importlib.machinery.ModuleSpec | None:
     del path, target
-    now = _NOW.get(fullname)
-    return importlib.machinery.ModuleSpec(fullname, _Loader(now)) if now else None
+    current = _CURRENT.get(fullname)
+    return importlib.machinery.ModuleSpec(fullname, _Loader(current)) if current else None
 
 
 class _Loader(importlib.abc.Loader):
-  """Gives a module that was imported by its own name."""
+  """Loader that returns the module of the current name."""
 
   def __init__(self, name: str):
     self._name = name
@@ -89,5 +89,5 @@ class _Loader(importlib.abc.Loader):
     return module
 
   def exec_module(self, module: types.ModuleType) -> None:
-    # `import` has just said that it is the other name's.
+    # `import` has just replaced the module's spec by that of the earlier name.
     module.__spec__ = self._spec

@@ -1,7 +1,8 @@
-"""What a forked process does with what it was given of its parent's threads, locks and open files.
+"""Fresh locks, threads and open files in forked processes.
 
-A fork copies memory as it is, and one thread. What other threads held, or were about to do, stays so for
-ever. So what has locks, threads, or a state that another thread may be changing, starts anew in the child.
+A fork copies the memory but only one thread. Locks that other threads held stay locked for ever, and their
+half-done work stays half done. So objects with locks, threads, or state that another thread may be changing
+start anew in the child.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ class StartsAnew(Protocol):
   """An object that a forked process has a copy of."""
 
   def start_anew(self) -> None:
-    """Makes new locks, and forgets threads and what they were doing; called by the child's only thread."""
+    """Make new locks, and forget threads and their work; called by the child's only thread."""
 
 
-# In the order in which they came.
+# In the order of registration.
 _objects: dict[weakref.ref[StartsAnew], None] = {}
 
 
 def start_anew_in_children(new: StartsAnew) -> None:
-  """Has `new.start_anew` called in every process that is forked from now on, as long as the object lives.
+  """Call `new.start_anew` in every process forked from now on, as long as the object lives.
 
-  Objects that came first start anew first: what others let go of may be theirs to keep.
+  Objects start anew in the order of registration: later ones may give up what earlier ones have to keep.
   """
   _objects[weakref.ref(new, lambda reference: _objects.pop(reference, None))] = None
 
 
 def _start_all() -> None:
   for reference in list(_objects):
-    each = reference()
-    if each is not None:
-      each.start_anew()
+    registered = reference()
+    if registered is not None:
+      registered.start_anew()
 
 
 os.register_at_fork(after_in_child=_start_all)
 
 
 class UnforkableLibrary:
-  """A library with threads of its own, in which a fork of a process that used it hangs or crashes.
+  """Library with its own threads: a process that is forked after using it hangs or crashes in it.
 
   Args:
     name: the library's.
@@ -58,21 +59,21 @@ class UnforkableLibrary:
   def start_anew(self) -> None:
     self.is_forked = self.is_forked or self._was_used
 
-  def use(self, fix: str, **where: object) -> None:
-    """Remembers that the process uses the library.
+  def use(self, fix: str, **fields: object) -> None:
+    """Record that the process uses the library.
 
     Args:
-      fix: how to do without a fork, besides other ways to start processes.
-      where: fields of the error.
+      fix: another fix for the error, besides starting processes without a fork.
+      fields: further fields of the error.
 
     Raises:
-      AnystepError: 78 `forked_process` where a parent of the process had used it.
+      AnystepError: 78 `forked_process` if a parent process used the library before it forked.
     """
     if self.is_forked:
       raise AnystepError(
         ExitCode.CONFIG,
         "forked_process",
-        **where,
+        **fields,
         expected=f"a process that was not forked from one that had used {self._name}",
         got="such a fork",
         fix=f"start processes by spawn or forkserver (multiprocessing.get_context('spawn')); or {fix}",

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when somebody asks for one."""
+"""Packages that import a public name when it is first used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-  """Return a package's `__getattr__`: its names are those of modules that are heavy to import.
+  """Return a package's `__getattr__`, which imports names from modules that are slow to import.
 
   Args:
     package: the package's name.
-    modules: by public name, the module that defines it, within the package.
+    modules: the module within the package that defines a name, by public name.
   """
 
   def get(name: str) -> Any:

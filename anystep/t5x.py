@@ -1,6 +1,6 @@
-"""T5X's training data in the plan's order: the function that its trainer is given. Needs SeqIO.
+"""T5X's training data in the plan's order. Needs SeqIO.
 
-In a gin file of T5X, whose own code stays as it is:
+T5X's own code stays as it is; its gin file needs:
 
     from anystep import t5x as anystep_t5x
 
@@ -24,7 +24,7 @@ from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.seqio_api.converters import native_converter
 from anystep.tasks.seqio_api.deterministic_task import CachedTasks, steps_dataset
 
-# As T5X names them; those it has not finished have a longer name.
+# T5X's names of finished checkpoints; unfinished ones have longer names.
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
 _PREFETCH_BATCHES = 8
 
@@ -39,32 +39,35 @@ def get_deterministic_dataset(
   model_dir: epath.PathLike | None = None,
   start_step: int = 0,
 ) -> tf.data.Dataset:
-  """A host's batches from the step on that training goes on with: element k is of step start + k.
+  """Return a host's batches; element k is its part of the batch of step start + k.
 
-  The rows of all shards, one behind the other, are the batch that any other reader of the plan gets for that
-  step. Parameters have the names and the order of those that T5X calls with.
+  Training continues at step `start`: the newest checkpoint's, or else `start_step`. The rows of all shards,
+  in the order of shard_id, are the batch that every reader of the plan gets for that step. T5X defines the
+  parameters' names and order.
 
   Args:
-    cfg: a `t5x.utils.DatasetConfig`, whose name may be a mixture of caches as MaxText writes it. `shuffle` is
-      whether each epoch has an order of its own; `seed` None is 0; with `pack`, each row holds as many
-      examples as fit (`best_fit`).
-    shard_id, num_shards: which of the hosts' equal shares of a batch.
+    cfg: a `t5x.utils.DatasetConfig`, whose name may be a mixture of caches as MaxText writes it. If `shuffle`
+      is true, each epoch has its own order; `seed` None is 0; with `pack`, each row holds as many examples
+      as fit (`best_fit`).
+    shard_id, num_shards: this host's share of a batch, and the number of equal shares.
     feature_converter_cls: makes the model's features; called with `pack` and `use_custom_packing_ops`.
-    num_epochs: None or -1 for no end. Rows of the last batch that have no data are zeros.
+    num_epochs: None or -1 for no end. Rows of the last batch without data are zeros.
     continue_from_last_checkpoint: whether to start at the step of the newest checkpoint in `model_dir`.
-    model_dir: T5X's.
-    start_step: where nothing is continued, the step that training starts at: for fine-tuning, that of the
-      checkpoint that it starts from, so that a run that is resumed goes on where it stood.
+    model_dir: T5X's model directory.
+    start_step: the first step if there is no checkpoint to continue from. For fine-tuning, give the step of
+      the checkpoint that it starts from, so that a resumed run continues at the right step.
 
   Raises:
-    AnystepError: 78 `use_cached`, `model_dir`; 78 `rows` where num_shards does not divide the batch; 78
+    AnystepError: 78 `use_cached`, `model_dir`; 78 `rows` if num_shards does not divide the batch; 78
       `data_ended` for a start after the data's end; as `CachedTasks.open` and `Plan.start`.
   """
   if not cfg.use_cached:
-    raise _wrong("use_cached", expected=True, got=cfg.use_cached, fix="set USE_CACHED_TASKS = True")
+    raise _configuration_error(
+      "use_cached", expected=True, got=cfg.use_cached, fix="set USE_CACHED_TASKS = True"
+    )
   import_modules([cfg.module] if getattr(cfg, "module", None) else [])
   if continue_from_last_checkpoint:
-    start_step = _last_step(model_dir, start_step)
+    start_step = _find_last_step(model_dir, start_step)
   cached = CachedTasks.open(cfg.mixture_or_task_name, cfg.split, cfg.task_feature_lengths)
   plan = cached.start_plan(
     batch_size=cfg.batch_size,
@@ -86,10 +89,10 @@ def get_deterministic_dataset(
   return dataset.prefetch(_PREFETCH_BATCHES)
 
 
-def _last_step(model_dir: epath.PathLike | None, start_step: int) -> int:
-  """The step of the newest checkpoint, which T5X will restore; start_step where there is none."""
+def _find_last_step(model_dir: epath.PathLike | None, start_step: int) -> int:
+  """Return the step of the newest checkpoint, which T5X will restore; start_step if there is none."""
   if model_dir is None:
-    raise _wrong(
+    raise _configuration_error(
       "model_dir",
       expected="T5X's model_dir, to find its newest checkpoint in",
       got=None,
@@ -101,5 +104,5 @@ def _last_step(model_dir: epath.PathLike | None, start_step: int) -> int:
   return max((int(match[1]) for match in matches if match), default=start_step)
 
 
-def _wrong(kind: str, *, expected: object, got: object, fix: str) -> AnystepError:
+def _configuration_error(kind: str, *, expected: object, got: object, fix: str) -> AnystepError:
   return AnystepError(ExitCode.CONFIG, kind, expected=expected, got=got, fix=fix)

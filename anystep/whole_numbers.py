@@ -1,4 +1,4 @@
-"""Whole numbers that callers give: ints and numpy's own. What would have to be cut or guessed is refused."""
+"""Checks of whole numbers from callers: ints and numpy's integers, but no floats, bools or texts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 def whole_number(value: Any, name: str) -> int:
-  """A number as an int.
+  """Return a number as an int.
 
   Args:
     value: an int, or a scalar of an integer type.
-    name: what it is, for errors.
+    name: the argument's name in errors.
 
   Raises:
-    TypeError: for anything else: bools, floats and texts, whatever they hold.
+    TypeError: for all other values, such as bools, floats and texts.
 
   >>> whole_number(np.int32(7), "step")
   7
@@ -35,7 +35,7 @@ def whole_number(value: Any, name: str) -> int:
 
 
 def is_whole_number(value: object) -> bool:
-  """Whether a value is what `whole_number` takes."""
+  """Return whether `whole_number` takes a value."""
   try:
     whole_number(value, "it")
   except TypeError:
@@ -44,15 +44,16 @@ def is_whole_number(value: object) -> bool:
 
 
 def whole_numbers(values: np.ndarray | Iterable[int], name: str) -> np.ndarray:
-  """Numbers as `(values,) int64`.
+  """Return numbers as `(values,) int64`.
 
   Args:
-    values: ints or scalars of integer types, or an array of them with one axis. Of none, any type will do.
-    name: what they are, for errors.
+    values: ints or scalars of integer types, or an array of them with one axis. An empty array may have any
+      dtype.
+    name: the argument's name in errors.
 
   Raises:
-    TypeError: for anything else: bools, floats and texts, whatever they hold, and further axes.
-    IndexError: for a number that int64 does not hold, which is no place of anything.
+    TypeError: for all other values, such as bools, floats and texts, and for more than one axis.
+    IndexError: for a number that int64 does not hold, so that it cannot be an index.
 
   >>> whole_numbers([3, np.uint8(4)], "rows")
   array([3, 4])
@@ -60,22 +61,22 @@ def whole_numbers(values: np.ndarray | Iterable[int], name: str) -> np.ndarray:
   if isinstance(values, np.ndarray) and values.dtype != object:
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
       _refuse(values, name)
-    listed = [int(values.max())] if values.dtype.kind == "u" and values.size else []
+    numbers = [int(values.max())] if values.dtype.kind == "u" and values.size else []
   else:
-    # An array of objects is what numpy makes of ints that no integer type holds.
-    listed = list(values)
-    if not set(map(type, listed)) <= {int}:
-      listed = [whole_number(value, name) for value in listed]
-    values = listed
-  if listed and not (min(listed) >= -INT64_MAX and max(listed) <= INT64_MAX):
-    raise IndexError(f"{name} take numbers of 64 bits, not {_shown(listed)}")
+    # numpy makes an array of objects of ints that no integer type holds.
+    numbers = list(values)
+    if not set(map(type, numbers)) <= {int}:
+      numbers = [whole_number(value, name) for value in numbers]
+    values = numbers
+  if numbers and not (min(numbers) >= -INT64_MAX and max(numbers) <= INT64_MAX):
+    raise IndexError(f"{name} take numbers of 64 bits, not {_format_value(numbers)}")
   return np.asarray(values, np.int64)
 
 
 def _refuse(value: object, name: str) -> NoReturn:
-  raise TypeError(f"{name} take whole numbers, not {_shown(value)}")
+  raise TypeError(f"{name} take whole numbers, not {_format_value(value)}")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
   text = repr(value)
   return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
 """Files and directories: reading within limits, writing whole or not at all, names, locks.
 
-Whatever knows a path, or what the operating system says of one. What is in the files is for rooms above.
+Paths, and the operating system's answers about them. Rooms above know the files' contents.
 """

@@ -1,4 +1,4 @@
-"""One program at a time in a directory: the lock that says who is there, and since when."""
+"""Lock that admits one program at a time to a directory, and names its holder."""
 
 from __future__ import annotations
 
@@ -18,41 +18,46 @@ from anystep.files.json_files import canonical_json, parse_json
 from anystep.forks import start_anew_in_children
 
 LOCK = ".lock"
-# What opening a symbolic link, a directory, and a socket or device that nobody serves fails with.
+# Error numbers of opening a symbolic link, a directory, or a socket or device that nobody serves.
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 
 @contextlib.contextmanager
 def locked_directory(directory: epath.PathLike, *, kind: str, fix: str) -> Iterator[None]:
-  """Keeps other programs out of a local directory, which it makes where there is none.
+  """Lock a local directory against other programs; create the directory if there is none.
 
-  The file says who holds it: host, pid and since when. The kernel's lock on it says whether they still
-  live, so what a killed program left is taken over on its host, whatever has its pid by now. Another host's
-  word is believed as it stands, for not every shared file system passes locks on.
+  The lock file names the holder: host, pid and start time. The kernel's lock on the file tells whether the
+  holder still lives. So a lock that a killed program left is taken over on the same host, even if another
+  program has that pid now. A lock of another host always counts as held, because not every shared file
+  system passes kernel locks on.
 
   Args:
-    directory: what to lock; all that do must agree on it.
-    kind: of the error where somebody else holds it.
-    fix: what to do then.
+    directory: the directory to lock; programs exclude each other only if they pass the same one.
+    kind: the error's kind if another program holds the lock.
+    fix: the error's fix in that case.
 
   Raises:
-    AnystepError: 73 `kind`, with host, pid and since; 73 `lock_invalid` where the lock is no file.
+    AnystepError: 73 `kind`, with host, pid and since; 73 `lock_invalid` if the lock is not a regular file.
   """
   path = os.path.join(os.fspath(directory), LOCK)
   lock = _Lock(path)
   try:
-    # Within: an interrupt after it was taken gives it back.
+    # Inside the `try`, so that an interrupt right after this call releases the lock.
     lock.acquire()
     yield
-  except _Held as error:
+  except _LockHeld as error:
     fields = {name: error.holder.get(name, "unknown") for name in ("host", "pid", "since")}
     raise AnystepError(ExitCode.CANNOT_CREATE, kind, path=path, **fields, fix=fix) from error
   finally:
     lock.release()
 
 
-class _Held(Exception):
-  """Somebody else holds the lock; says who."""
+class _LockHeld(Exception):
+  """Another program holds the lock.
+
+  Attributes:
+    holder: its host, pid and since, as the lock file has them.
+  """
 
   def __init__(self, holder: dict[str, object]):
     super().__init__(holder)
@@ -60,10 +65,10 @@ class _Held(Exception):
 
 
 class _Lock:
-  """A lock's file, which only the process has open that took it.
+  """A lock's file, open only in the process that took the lock.
 
-  The kernel's lock lives as long as anybody has the file open: a forked child would hold what its parent,
-  killed, does no more; and one that ends by itself would give back what its parent holds.
+  The kernel's lock lives as long as any process has the file open. A forked child with the file open would
+  keep the lock of a killed parent, and a child that ends would release the lock of a living parent.
   """
 
   def __init__(self, path: str):
@@ -79,58 +84,62 @@ class _Lock:
       os.close(descriptor)
 
   def acquire(self) -> None:
-    """Takes it, and writes down who has.
+    """Take the lock and write this process as its holder.
 
     Raises:
-      _Held: where somebody else does.
+      _LockHeld: if another program holds it.
       AnystepError: 73 `lock_invalid`.
     """
     while not self._is_held:
-      # Each time anew: a holder may have removed the directory that it had made, with its lock.
+      # In each attempt: a holder may have removed the directory that it created, with the lock.
       os.makedirs(os.path.dirname(self._path), exist_ok=True)
       try:
         self._descriptor = _open(self._path)
       except FileNotFoundError:
         continue
       try:
-        self._is_held = _is_taken(self._descriptor, self._path)
+        self._is_held = _try_lock(self._descriptor, self._path)
       finally:
         if not self._is_held:
           self._close()
     assert self._descriptor is not None
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
     os.ftruncate(self._descriptor, 0)
-    os.pwrite(self._descriptor, canonical_json(me).encode(), 0)
+    os.pwrite(self._descriptor, canonical_json(holder).encode(), 0)
 
   def release(self) -> None:
-    """Gives it back; does nothing in a forked child, which does not have it."""
-    # While it is still held, and only its own: somebody may have removed it, and another job come.
-    if self._is_held and self._descriptor is not None and _is_at(self._descriptor, self._path):
+    """Release the lock; do nothing in a forked child, which does not have it."""
+    # Removed while still locked, and only if it is our file: after somebody removes it, another program
+    # may create a new one at the same path.
+    if self._is_held and self._descriptor is not None and _is_at_path(self._descriptor, self._path):
       os.unlink(self._path)
     self._close()
 
   def _close(self) -> None:
-    # As in a forked child.
     self.start_anew()
 
 
 def _open(path: str) -> int:
-  """Opens or makes a regular file: through a link another one would be emptied, and a FIFO has no content."""
+  """Open or create a regular file.
+
+  Links and FIFOs are refused: writing through a link would empty another file, and a FIFO keeps no content.
+  """
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     descriptor = os.open(path, flags, 0o666)
   except OSError as error:
     if error.errno in _NO_FILE:
-      raise _invalid(path, os.lstat(path).st_mode) from error
+      raise _lock_invalid(path, os.lstat(path).st_mode) from error
     raise
   mode = os.fstat(descriptor).st_mode
   if not stat.S_ISREG(mode):
     os.close(descriptor)
-    raise _invalid(path, mode)
+    raise _lock_invalid(path, mode)
   return descriptor
 
 
-def _invalid(path: str, mode: int) -> AnystepError:
+def _lock_invalid(path: str, mode: int) -> AnystepError:
   kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
   return AnystepError(
     ExitCode.CANNOT_CREATE,
@@ -138,39 +147,35 @@ def _invalid(path: str, mode: int) -> AnystepError:
     path=path,
     expected="a regular file, or none",
     got=kinds.get(stat.S_IFMT(mode), "a device or socket"),
-    fix="see who put it there, and remove it",
+    fix="find out who put it there, and remove it",
   )
 
 
-def _is_taken(descriptor: int, path: str) -> bool:
-  """Takes the lock; False where its holder had removed the file after we had opened it."""
+def _try_lock(descriptor: int, path: str) -> bool:
+  """Lock the file; return False if its holder removed it after we opened it."""
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
-    raise _Held(_holder(descriptor)) from error
-  if not _is_at(descriptor, path):
+    raise _LockHeld(_read_holder(descriptor)) from error
+  if not _is_at_path(descriptor, path):
     return False
-  if _holder(descriptor).get("host", socket.gethostname()) != socket.gethostname():
-    raise _Held(_holder(descriptor))
+  if _read_holder(descriptor).get("host", socket.gethostname()) != socket.gethostname():
+    raise _LockHeld(_read_holder(descriptor))
   return True
 
 
-def _is_at(descriptor: int, path: str) -> bool:
-  """Whether the open file is the one of this name."""
+def _is_at_path(descriptor: int, path: str) -> bool:
+  """Return whether the open file is the one at this path."""
   try:
     return os.path.samestat(os.fstat(descriptor), os.lstat(path))
   except FileNotFoundError:
     return False
 
 
-def _holder(descriptor: int) -> dict[str, object]:
-  """What the file says; nothing where its writer has not come to that."""
+def _read_holder(descriptor: int) -> dict[str, object]:
+  """Return the lock file's JSON object; empty if its writer has not written it yet."""
   try:
     document = parse_json(os.pread(descriptor, 4096, 0))
   except ValueError:
     return {}
   return document if isinstance(document, dict) else {}
-
-
-def _now() -> str:
-  return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

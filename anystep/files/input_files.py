@@ -1,4 +1,4 @@
-"""Files that others wrote, opened without waiting for a writer and read whole within a limit."""
+"""Files from other programs: opened without waiting for a writer, and read within a size limit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from anystep.files.os_failures import os_failure, unreadable
 
 @contextlib.contextmanager
 def open_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
-  """A regular file, open for reading.
+  """Open a regular file for reading.
 
-  A FIFO or a device would keep its reader waiting without end, or give it bytes without end.
+  Other kinds of files are refused: a FIFO or a device could keep its reader waiting, or supply bytes,
+  without end.
 
   Raises:
-    AnystepError: 66 `file_unreadable` for a file that this user may not read; as `os_failure` for any other
-      failure than those below.
-    ValueError: for what is there and no regular file, and for a path that no file can have.
-    FileNotFoundError, NotADirectoryError, IsADirectoryError: as `open` does, and with the path.
+    AnystepError: 66 `file_unreadable` for a file that this user may not read; as `os_failure` for failures
+      that are not named here.
+    ValueError: for a file that is not regular, and for a path that no file can have.
+    FileNotFoundError, NotADirectoryError, IsADirectoryError: as `open`, with the path.
   """
   try:
     with epath.Path(path).open("rb") if storage.is_remote(path) else _open_local(path) as file:
@@ -40,7 +41,7 @@ def open_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
 
 
 def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
-  """A regular file's bytes.
+  """Return the bytes of a regular file.
 
   Raises:
     AnystepError, OSError, ValueError: as `open_file`; ValueError for more than limit_bytes.
@@ -48,7 +49,7 @@ def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
   with open_file(path) as file:
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
-    # A file may grow, and some of the system's have no size.
+    # A file may grow meanwhile, and some of the system's files report no size.
     content = file.read(limit_bytes + 1) if size_bytes <= limit_bytes else b""
   if max(size_bytes, len(content)) > limit_bytes:
     raise ValueError(f"more than {limit_bytes:,} bytes")
@@ -56,9 +57,10 @@ def read_file(path: epath.PathLike, *, limit_bytes: int) -> bytes:
 
 
 def _open_local(path: epath.PathLike) -> IO[bytes]:
-  # Looked at before it is opened, for opening a device can do something to it; and after, for it may change.
+  # Checked before opening, because opening a device can change its state; and after, because the path may
+  # lead to another file by then.
   _check_regular(os.stat(path))
-  # The file object has the descriptor at once: nothing is left to close, or is closed twice, by an interrupt.
+  # The file object owns the descriptor from the start, so an interrupt cannot leak it or close it twice.
   file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
   try:
     _check_regular(os.fstat(file.fileno()))
@@ -72,9 +74,9 @@ def _open_without_waiting(path: str, flags: int) -> int:
   return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _check_regular(found: os.stat_result) -> None:
-  if stat.S_ISDIR(found.st_mode):
+def _check_regular(status: os.stat_result) -> None:
+  if stat.S_ISDIR(status.st_mode):
     raise IsADirectoryError(21, "Is a directory")
-  if not stat.S_ISREG(found.st_mode):
+  if not stat.S_ISREG(status.st_mode):
     kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    raise ValueError(f"{kinds.get(stat.S_IFMT(found.st_mode), 'a device')}, not a regular file")
+    raise ValueError(f"{kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, not a regular file")

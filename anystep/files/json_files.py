@@ -1,6 +1,6 @@
-"""JSON that others wrote: the one reader of it, within limits (docs/order.md, Limits).
+"""The one reader of JSON from other programs, within limits (docs/order.md, Limits).
 
-What cannot be read is a ValueError that says why; who asked makes the file's own error of it.
+Unreadable JSON is a ValueError with the reason; callers raise the error of their kind of file from it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from etils import epath
 from anystep.files.input_files import read_file
 from anystep.limits import MAX_JSON_BYTES, MAX_JSON_DEPTH
 
-# What a document of another form than expected makes its reader raise.
+# Exceptions that a reader raises on a document of an unexpected form.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def read_json(path: epath.PathLike) -> Any:
-  """The value that a JSON file holds.
+  """Return the value in a JSON file.
 
   Raises:
-    ValueError: as `parse_json`; for what is no regular file.
+    ValueError: as `parse_json`; for a file that is not regular.
     AnystepError, OSError: as `input_files.open_file`.
   """
   return parse_json(read_file(path, limit_bytes=MAX_JSON_BYTES))
 
 
 def parse_json(text: str | bytes, *, number: Callable[[str], Any] | None = None) -> Any:
-  """The value of a JSON text, in which no name stands twice in an object.
+  """Return the value of a JSON text.
 
   Args:
     text: bytes are UTF-8.
-    number: what makes a value of each number as it is written, of NaN and infinities too; int and float by
-      default, which refuse those.
+    number: converts each number from its text, NaN and infinities included. The default makes int and
+      float, and refuses NaN and infinities.
 
   Raises:
-    ValueError: for what is no JSON, too large or too deep; NaN and infinities; a name that stands twice.
+    ValueError: for a text that is no JSON, too large or too deeply nested; for NaN and infinities; for an
+      object with the same name twice.
 
   >>> parse_json('{"a": [1, 2.5]}')
   {'a': [1, 2.5]}
@@ -48,7 +49,11 @@ def parse_json(text: str | bytes, *, number: Callable[[str], Any] | None = None)
   decoded = text.decode() if isinstance(text, bytes) else text
   try:
     value = json.loads(
-      decoded, object_pairs_hook=_once, parse_constant=number or _refuse, parse_int=number, parse_float=number
+      decoded,
+      object_pairs_hook=_refuse_equal_names,
+      parse_constant=number or _refuse,
+      parse_int=number,
+      parse_float=number,
     )
   except RecursionError:
     raise _too_deep() from None
@@ -56,13 +61,13 @@ def parse_json(text: str | bytes, *, number: Callable[[str], Any] | None = None)
   return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """An object whose names differ: Python's own reader would take the last of equal ones."""
-  known = dict(pairs)
-  if len(known) != len(pairs):
+def _refuse_equal_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """Return an object's pairs as a dict; Python's own reader would keep the last of equal names."""
+  fields = dict(pairs)
+  if len(fields) != len(pairs):
     (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
     raise ValueError(f"{twice!r} stands there twice")
-  return known
+  return fields
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -70,7 +75,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _check_depth(value: Any) -> None:
-  """Refuses deep values here, so that whoever walks through one later has room on the stack."""
+  """Refuse deeply nested values, so that later recursion over a value does not exhaust the stack."""
   level = [value]
   for _ in range(MAX_JSON_DEPTH):
     items = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, _NESTED))
@@ -88,6 +93,6 @@ def _too_deep() -> ValueError:
 
 
 def canonical_json(value: object, *, indent: int | None = None) -> str:
-  """JSON with sorted keys and plain ASCII, so that equal values are equal bytes."""
+  """Return JSON with sorted keys and plain ASCII, so that equal values give equal bytes."""
   separators = (",", ": ") if indent else (",", ":")
   return json.dumps(value, sort_keys=True, indent=indent, separators=separators, allow_nan=False)

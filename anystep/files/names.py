@@ -1,4 +1,4 @@
-"""The names of a cache's files, and of what a run leaves. Names become paths only through these functions."""
+"""Names of the files of a cache and of a run. Names become paths only through these functions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UNIT_TABLE = "units.json"
 # Below a task's directory, copies of the files that its vocabularies are made of.
 VOCABULARIES = "vocabularies"
 
-# What a trainer leaves for `anystep-data`: the plan, or that there is none, where the caches are, and a whole
-# checkpoint's marker.
+# Files that a trainer leaves for `anystep-data`: the plan, or a mark that there is none; the caches' paths;
+# and the marker of a complete checkpoint.
 DATA_PLAN, DATA_UNCACHED, DATA_CACHES = "data_plan.json", "data_uncached.json", "data_caches.json"
 COMMIT_SUCCESS = "commit_success.txt"
 
 
 def task_directory(root: epath.PathLike, task: str) -> epath.Path:
-  """`<root>/<task name, ':' as '/'>`, the directory of a task's cache (design section 4)."""
+  """`<root>/<task name, ':' as '/'>`, the directory of a task's cache (docs/order.md#files-of-a-cache)."""
   for part in task.split(":"):
     _check(part, "task")
   return epath.Path(root).joinpath(*task.split(":"))
@@ -49,7 +49,7 @@ def stats_name(split: str) -> str:
 
 
 def quarantine_name(split: str) -> str:
-  """The name of the list of a split's bad examples, which were left out."""
+  """The name of the list of bad examples that were left out of a split."""
   return f"quarantine.{_check(split, 'split')}.jsonl"
 
 
@@ -72,7 +72,7 @@ def vocabulary_path(directory: epath.PathLike, sha256: str) -> epath.Path:
   """The path of the copy of a vocabulary's file below a task's directory.
 
   Raises:
-    AnystepError: 77 `vocabulary_name` for what is no sha256.
+    AnystepError: 77 `vocabulary_name` for a name that is no sha256.
   """
   return epath.Path(directory) / VOCABULARIES / _check(sha256, "vocabulary", pattern=_SHA256)
 
@@ -90,7 +90,7 @@ def record_path(root: epath.PathLike, name: str) -> epath.Path:
     name: the file's, relative to the root, its parts joined by `/`.
 
   Raises:
-    AnystepError: 77 `file_name` where the name could lead out of the root.
+    AnystepError: 77 `file_name` if the name could lead out of the root.
 
   >>> record_path("/data", "corpus/part-00000.tfrecord").as_posix()
   '/data/corpus/part-00000.tfrecord'
@@ -99,7 +99,7 @@ def record_path(root: epath.PathLike, name: str) -> epath.Path:
 
 
 def check_record_name(name: str) -> str:
-  """Returns a name that stays inside the root, with every part of it as strict as a task's.
+  """Return the name if it stays inside the root; each part follows the rules of a task's name.
 
   Raises:
     AnystepError: 77 `file_name`.
@@ -108,12 +108,12 @@ def check_record_name(name: str) -> str:
 
 
 def shard_pattern(split: str) -> re.Pattern[str]:
-  """Matches the name of any shard, lengths or offsets file that could be taken for one of this split."""
+  """Return a pattern of the names of shards, lengths and offsets files that could be of this split."""
   kinds = "array_record|tfrecord|parquet|lengths"
   return re.compile(rf"{re.escape(_check(split, 'split'))}\.({kinds})-\d+-of-\d+(-offsets)?(\.npy)?\Z")
 
 
-def _check(name: str, what: str, *, pattern: re.Pattern[str] = _PART) -> str:
+def _check(name: str, subject: str, *, pattern: re.Pattern[str] = _PART) -> str:
   if not isinstance(name, str) or not pattern.match(name):
     allowed = "letters, digits, '_', '-', '.' (not first)"
     expected = {
@@ -123,9 +123,9 @@ def _check(name: str, what: str, *, pattern: re.Pattern[str] = _PART) -> str:
     }
     raise AnystepError(
       ExitCode.UNSAFE,
-      f"{what}_name",
+      f"{subject}_name",
       expected=expected[pattern],
       got=repr(name),
-      fix=f"rename the {what}: its name becomes part of a path",
+      fix=f"rename the {subject}: its name becomes part of a path",
     )
   return name

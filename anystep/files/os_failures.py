@@ -1,4 +1,4 @@
-"""What the operating system refuses, as errors that say what was refused and what to do about it."""
+"""Failures of the operating system as errors with a path and a fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def os_failure(error: OSError) -> AnystepError:
-  """The error for a failure of the operating system's that nobody nearer to it knew more of.
+  """The error for a failure of the operating system that no caller handled more precisely.
 
   Its kinds: 66 `input_missing`, `file_unreadable`; 64 `path_invalid`; 73 `cannot_create`; 74 `disk_full`,
   `too_many_files`, `io_failed`.
@@ -25,12 +25,12 @@ def os_failure(error: OSError) -> AnystepError:
     return unreadable(error, path)
   if isinstance(error, FileNotFoundError):
     code, kind = ExitCode.NO_INPUT, "input_missing"
-    fix = "correct the path; where it was there before, see what removed it, and run it again"
+    fix = "correct the path; if the file was there before, find out what removed it, and run it again"
   elif isinstance(error, (NotADirectoryError, IsADirectoryError, FileExistsError)):
     code, kind = ExitCode.CANNOT_CREATE, "cannot_create"
-    fix = "name a path where no file stands in a directory's place, nor a directory in a file's"
+    fix = "choose a path that has no file where a directory must be, and no directory where a file must be"
   elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
-    code, kind, fix = ExitCode.CANNOT_CREATE, "cannot_create", "choose a place that can be written to"
+    code, kind, fix = ExitCode.CANNOT_CREATE, "cannot_create", "choose a directory that can be written to"
   elif error.errno in FULL:
     code, kind, fix = ExitCode.IO, "disk_full", "make room, and run it again"
   elif error.errno in _NO_SUCH_PATH and path is not None:
@@ -38,10 +38,11 @@ def os_failure(error: OSError) -> AnystepError:
   elif error.errno in _TOO_MANY_FILES:
     code, kind, fix = ExitCode.IO, "too_many_files", "let the process have more files open: ulimit -n"
   else:
-    code, kind, fix = ExitCode.IO, "io_failed", "see to the disk or store, and run it again"
-  # Where the system's call had only an open file, nobody knows its name.
-  where = {} if path is None else {"path": path}
-  return AnystepError(code, kind, **where, got=f"{type(error).__name__}: {error.strerror or error}", fix=fix)
+    code, kind, fix = ExitCode.IO, "io_failed", "check the disk or store, and run it again"
+  # A system call on an open file does not know the file's name.
+  fields = {} if path is None else {"path": path}
+  got = f"{type(error).__name__}: {error.strerror or error}"
+  return AnystepError(code, kind, **fields, got=got, fix=fix)
 
 
 def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
@@ -52,20 +53,20 @@ def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
     path=error.filename or path,
     expected="a file that this user may read, in directories that it may enter",
     got=f"{type(error).__name__}: {error.strerror}",
-    fix="let the program's user read it (chmod, chown), or run as one who may",
+    fix="give this user the right to read it (chmod, chown), or run as a user who has it",
   )
 
 
 def _may_read(path: object) -> bool:
-  """Whether a failure at a path was of writing: what is there may be read, and so may what it lies in."""
+  """Return whether this user may read the file and enter its directories, so that only writing failed."""
   try:
-    place = os.fspath(path)  # type: ignore[call-overload]
-    if os.path.exists(place):
-      return os.access(place, os.R_OK)
-    # What is not seen for want of leave to enter a directory above it could be there.
-    above = os.path.dirname(os.path.abspath(place))
-    while not os.path.exists(above) and above != os.path.dirname(above):
-      above = os.path.dirname(above)
-    return os.access(above, os.X_OK)
+    file = os.fspath(path)  # type: ignore[call-overload]
+    if os.path.exists(file):
+      return os.access(file, os.R_OK)
+    # The file may exist in a directory that this user may not enter.
+    directory = os.path.dirname(os.path.abspath(file))
+    while not os.path.exists(directory) and directory != os.path.dirname(directory):
+      directory = os.path.dirname(directory)
+    return os.access(directory, os.X_OK)
   except (TypeError, ValueError):
     return True

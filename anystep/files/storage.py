@@ -1,7 +1,7 @@
-"""Files that appear whole: put, made durable, moved and removed (design section 4, Stores).
+"""Files that appear as a whole or not at all (docs/architecture.md#stores).
 
-What says that something is complete is a small file that is put last. It is never a rename: those only swap
-files, where the file system has them, and an object store's objects are whole by themselves.
+A small file that is written last marks something as complete. A rename never does: not every store has
+renames, and an object store's objects appear whole without them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from etils import epath
 
 
 def put(path: epath.PathLike, content: bytes) -> None:
-  """Gives a file its content: who reads it meanwhile, or after a crash, finds the old content or the new."""
+  """Replace a file's content: readers, also after a crash, see all of the old or all of the new content."""
   path = epath.Path(path)
   if is_remote(path):
     path.write_bytes(content)
@@ -28,20 +28,20 @@ def put(path: epath.PathLike, content: bytes) -> None:
       file.write(content)
     os.replace(attempt, path)
   except BaseException as error:
-    _name(error, path)
+    _add_path(error, path)
     attempt.unlink(missing_ok=True)
     raise
   sync(path.parent)
 
 
 def attempt_path(path: epath.PathLike) -> epath.Path:
-  """A name of its own for what may be written twice at a time, as by workers that are retried."""
+  """A unique name beside `path`, for a file that two programs may write at once, such as retried workers."""
   path = epath.Path(path)
   return path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
 
 
 def is_attempt(name: str, *, at: str) -> bool:
-  """Whether a file's name is one of an attempt at another.
+  """Return whether a file's name is one that `attempt_path` gives for the name `at`.
 
   >>> is_attempt(attempt_path("folder/COMPLETED").name, at="COMPLETED"), is_attempt("a.json", at="a")
   (True, False)
@@ -51,7 +51,7 @@ def is_attempt(name: str, *, at: str) -> bool:
 
 @contextlib.contextmanager
 def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
-  """Writes a file that nobody knows of yet: durable when the body has ended, and gone where it fails."""
+  """Write a new file: durable when the body ends, and removed if the body fails."""
   try:
     with epath.Path(path).open("wb") as file:
       yield file
@@ -59,20 +59,20 @@ def new_file(path: epath.PathLike) -> Iterator[IO[bytes]]:
         file.flush()
         os.fsync(file.fileno())
   except BaseException as error:
-    _name(error, path)
+    _add_path(error, path)
     epath.Path(path).unlink(missing_ok=True)
     raise
 
 
-def _name(error: BaseException, path: epath.PathLike) -> None:
-  """Says in a failure which file was to be written: a call on an open file does not know its name."""
-  # One without a number is not the system's, and has no place for a name.
+def _add_path(error: BaseException, path: epath.PathLike) -> None:
+  """Add the file's path to an error: a system call on an open file does not know it."""
+  # An OSError without a number is not the system's, and has no field for a name.
   if isinstance(error, OSError) and error.errno is not None:
     error.filename, error.filename2 = os.fspath(path), None
 
 
 def sync(path: epath.PathLike) -> None:
-  """Makes durable what somebody else wrote to a file, or which names a directory has."""
+  """Make a file's content, or a directory's list of names, durable."""
   if is_remote(path):
     return
   descriptor = os.open(path, os.O_RDONLY)
@@ -83,10 +83,10 @@ def sync(path: epath.PathLike) -> None:
 
 
 def move(source: epath.PathLike, target: epath.PathLike) -> None:
-  """Gives a file another name, in the place of what has it."""
+  """Rename a file; replace the file that has the new name."""
   epath.Path(source).replace(target)
 
 
 def is_remote(path: epath.PathLike) -> bool:
-  """Whether a path is on an object store."""
+  """Return whether a path is on an object store."""
   return "://" in str(path)

@@ -1,4 +1,4 @@
-"""What command-line programs share: flags and their end, progress, pages of HTML.
+"""Shared parts of the command-line programs: flags, exit statuses, progress, HTML pages.
 
-Nothing that is about data. The library itself is silent: it reports progress to whoever shows it.
+Nothing here is about data. The library itself prints nothing: programs show the progress that it reports.
 """

@@ -1,4 +1,4 @@
-"""What the programs' command lines have in common."""
+"""Flags and exit statuses of all programs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from absl import flags
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.os_failures import os_failure
-from anystep.programs.progress import shown_library_work
+from anystep.programs.progress import show_library_work
 
 
 def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, text: str) -> None:
-  """Parses a command line into flags that were defined on `values`; `--help` prints them and ends.
+  """Parse a command line into the flags defined on `values`; `--help` prints them and exits.
 
   Args:
     values: the program's flags.
     argv: the program's name and its arguments.
-    program: the name that errors speak of.
-    text: what `--help` says before it lists the flags.
+    program: the program's name in errors.
+    text: the text that `--help` prints before the list of flags.
 
   Raises:
     AnystepError: 64 `flags`.
@@ -30,32 +30,33 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     print(text, values.get_help(), sep="\n")
     sys.exit(0)
   try:
-    rest = values(list(argv))[1:]
+    positional = values(list(argv))[1:]
   except flags.Error as error:
     raise AnystepError(
       ExitCode.USAGE, "flags", got=str(error), fix=f"{program} --help lists the flags"
     ) from error
-  if rest:
-    raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(rest), fix="give values as --flag=value")
+  if positional:
+    raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(positional), fix="give values as --flag=value")
 
 
 def check_arguments(argv: Sequence[str]) -> None:
-  """Refuses arguments that no shell can give, for no file's name holds them: NUL, and what has no bytes.
+  """Refuse arguments with NUL or with characters that have no bytes: no file's name can have them.
 
   Raises:
     AnystepError: 64 `arguments`.
   """
   for argument in argv:
     try:
-      held = b"\0" not in os.fsencode(argument)
+      is_valid = b"\0" not in os.fsencode(argument)
     except UnicodeEncodeError:
-      held = False
-    if not held:
-      expected, fix = "characters that names of files may have", "leave the character out"
+      is_valid = False
+    if not is_valid:
+      expected, fix = "characters that names of files may have", "remove the character"
       raise AnystepError(ExitCode.USAGE, "arguments", expected=expected, got=argument, fix=fix)
 
 
-def _end(error: AnystepError) -> int:
+def _print_error(error: AnystepError) -> int:
+  """Print an error and its notes on stderr; return the exit status."""
   for note in getattr(error, "__notes__", ()):
     print(note, file=sys.stderr)
   print(error, file=sys.stderr, flush=True)
@@ -63,48 +64,48 @@ def _end(error: AnystepError) -> int:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-  """Whether an error stands for a Ctrl-C, as Beam makes one of it while it runs."""
-  above: BaseException | None = error
-  while above is not None:
-    if isinstance(above, KeyboardInterrupt):
+  """Return whether a Ctrl-C caused the error: Beam wraps KeyboardInterrupt in errors of its own."""
+  cause: BaseException | None = error
+  while cause is not None:
+    if isinstance(cause, KeyboardInterrupt):
       return True
-    above = above.__cause__ or above.__context__
+    cause = cause.__cause__ or cause.__context__
   return False
 
 
 def run_program(main: Callable[[], int]) -> None:
-  """Runs a program's `main` and exits with its status; a foreseen failure becomes one stderr line."""
+  """Run a program's `main` and exit with its status; print a foreseen failure as one line on stderr."""
   try:
-    with shown_library_work():
+    with show_library_work():
       status = main()
   except AnystepError as error:
-    status = _end(error)
+    status = _print_error(error)
   except KeyboardInterrupt:
     status = 130
   except BrokenPipeError:
-    # Who reads our output has had enough; Python would complain once more when it closes stdout.
+    # The reader of our output has closed it. Without this Python would report that again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     status = 141
   except OSError as error:
-    status = _end(os_failure(error))
+    status = _print_error(os_failure(error))
   except KeyError as error:
-    # epath looks a path's scheme up in a dictionary.
+    # epath looks up a path's scheme in a dictionary.
     scheme = str(error.args[0]) if error.args else ""
     if not scheme.endswith("://"):
       raise
-    status = _end(
+    status = _print_error(
       AnystepError(
         ExitCode.CONFIG,
         "store_unsupported",
         expected="paths of a file system",
         got=f"one that begins with {scheme}",
-        fix="mount the store, or copy what is on it to a disk",
+        fix="mount the store, or copy its files to a disk",
       )
     )
   except MemoryError as error:
     fix = "ask for smaller batches, shorter feature lengths or fewer rows, or give the program more memory"
     got = str(error) or "MemoryError"
-    status = _end(AnystepError(ExitCode.CONFIG, "out_of_memory", got=got, fix=fix))
+    status = _print_error(AnystepError(ExitCode.CONFIG, "out_of_memory", got=got, fix=fix))
   except Exception as error:
     if not _was_interrupted(error):
       raise

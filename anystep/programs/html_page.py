@@ -1,4 +1,4 @@
-"""Pages that need nothing but a browser: their frame, style and tables."""
+"""HTML pages without external files: frame, style and tables."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def html_page(title: str, body: str, *, style: str = "") -> str:
 
   Args:
     title: its title and first heading, as text.
-    body: what stands below it, as HTML.
-    style: CSS that this page alone needs.
+    body: the HTML below the heading.
+    style: further CSS, for this page only.
   """
   return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -47,12 +47,12 @@ def html_page(title: str, body: str, *, style: str = "") -> str:
 
 
 def html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-  """A table of texts, which scrolls where it is wider than the page."""
+  """A table of texts; it scrolls if it is wider than the page."""
   head = "".join(f"<th>{as_html(name)}</th>" for name in header)
   body = "".join(f"<tr>{''.join(f'<td>{as_html(cell)}</td>' for cell in row)}</tr>" for row in rows)
   return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def as_html(value: object) -> str:
-  """A value as text that is no HTML."""
+  """A value as text with HTML's characters escaped."""
   return html.escape(str(value))

@@ -1,8 +1,8 @@
-"""How far long work is: a bar on a terminal, plain lines elsewhere. Who imports the library sees nothing.
+"""Progress of long work: a bar on a terminal, plain lines elsewhere.
 
-Programs make a `Progress` of their own work. Of the library's they show what `shown_library_work` lets
-through; without it `library_progress` does nothing, and what the logger "anystep" is told goes nowhere but
-to handlers that somebody gave it or its parents.
+Programs show their own work by a `Progress`, and the library's inside `show_library_work`. Elsewhere
+`library_progress` shows nothing, and the logger "anystep" prints nothing: only handlers that users add to
+it or its parents see its messages.
 """
 
 from __future__ import annotations
@@ -15,68 +15,68 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 _PLAIN_PERIOD_SECONDS = 5.0
-# What is done by then was not long enough to be worth a line.
+# Shorter work is not worth a line.
 _SHORT_SECONDS = 2.0
 
 _shows_library_work = False
 _log = logging.getLogger("anystep")
-# Without any handler Python would print warnings.
+# A logger without any handler would print warnings.
 _log.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager
-def shown_library_work() -> Iterator[None]:
-  """Lets a program's users see what the library does for long, and what it did otherwise than was asked."""
+def show_library_work() -> Iterator[None]:
+  """Show the progress of the library's long work, and its notices, on stderr."""
   global _shows_library_work
   handler = logging.StreamHandler(sys.stderr)
-  before = _shows_library_work, _log.propagate
-  # Its lines are not told once more by who has set up logging, as TensorFlow's and Beam's users do.
+  previous = _shows_library_work, _log.propagate
+  # Handlers of the root logger, which TensorFlow and Beam set up, would print the lines a second time.
   _shows_library_work, _log.propagate = True, False
   _log.addHandler(handler)
   try:
     yield
   finally:
     _log.removeHandler(handler)
-    _shows_library_work, _log.propagate = before
+    _shows_library_work, _log.propagate = previous
 
 
 def library_progress(
   description: str, *, total: int, unit: str
 ) -> contextlib.AbstractContextManager[Updated]:
-  """The progress of work that the library does: shown by programs, and nothing elsewhere."""
+  """The progress of the library's work: shown inside `show_library_work`, ignored elsewhere."""
   if _shows_library_work:
     return Progress(description, total=total, unit=unit)
-  return contextlib.nullcontext(_Unseen())
+  return contextlib.nullcontext(_Hidden())
 
 
-def library_notice(text: str) -> None:
-  """A line about what the library did otherwise than was asked: programs print it on stderr."""
+def log_notice(text: str) -> None:
+  """Log that the library did something other than what was asked; programs print it on stderr."""
   _log.warning("%s", text)
 
 
 class Updated(Protocol):
-  """What is told how far some work is."""
+  """Receiver of a count of finished units of work."""
 
-  def update(self, done: int, **facts: object) -> None:
-    """Says that `done` units are done."""
+  def update(self, done_units: int, **facts: object) -> None:
+    """Report that `done_units` units are done."""
 
 
-class _Unseen:
-  def update(self, done: int, **facts: object) -> None:
+class _Hidden:
+  def update(self, done_units: int, **facts: object) -> None:
     pass
 
 
 class Progress:
-  """A line with a count, a rate and the time left, and whatever else is worth watching.
+  """Line with a count, a rate, the time left, and further facts.
 
   Work that takes less than two seconds shows nothing.
 
   Args:
-    description: what is being done.
-    total: how many units the work has; None where that is not known yet.
-    unit: what is counted, in the plural.
-    start: units that were done before, which no time of this run went into.
-    stream: where to; stderr by default.
+    description: the work's name.
+    total: number of units of work; None if it is not known yet.
+    unit: the unit's name, in the plural.
+    start: number of units done before; they do not count in the rate.
+    stream: the stream to print to; stderr by default.
   """
 
   def __init__(
@@ -92,9 +92,9 @@ class Progress:
     self._last: tuple[int, dict[str, object]] = (start, {})
     self._bar: Any = None
 
-  def update(self, done: int, **facts: object) -> None:
-    """Says that `done` units are done; facts are shown after the rate."""
-    self._last = (done, facts)
+  def update(self, done_units: int, **facts: object) -> None:
+    """Report that `done_units` units are done; facts are shown after the rate."""
+    self._last = (done_units, facts)
     now_seconds = time.monotonic()
     if self._stream.isatty():
       if self._bar is None and now_seconds >= self._begin_seconds + _SHORT_SECONDS:
@@ -104,7 +104,7 @@ class Progress:
       self._print_line()
 
   def close(self) -> None:
-    """Shows where the work ended, unless it was short."""
+    """Show the final count, unless the work was short."""
     if self._bar is not None:
       self._update_bar()
       self._bar.stop()
@@ -124,7 +124,7 @@ class Progress:
     from rich.progress import Progress as Bar
     from rich.table import Column
 
-    # Where the line is too long for the terminal, what stands last is cut.
+    # A line that is too long for the terminal loses its end.
     words = Column(no_wrap=True, min_width=len(self._description))
     self._bar = Bar(
       TextColumn("{task.description}", table_column=words),
@@ -138,32 +138,32 @@ class Progress:
 
   def _update_bar(self) -> None:
     if self._bar is not None:
-      self._bar.update(self._bar_task, completed=self._last[0], text=self._text())
+      self._bar.update(self._bar_task, completed=self._last[0], text=self._format_text())
 
   def _print_line(self) -> None:
     self._next_line_seconds = time.monotonic() + _PLAIN_PERIOD_SECONDS
-    print(f"{self._description}: {self._text()}", file=self._stream, flush=True)
+    print(f"{self._description}: {self._format_text()}", file=self._stream, flush=True)
 
-  def _text(self) -> str:
-    done, facts = self._last
+  def _format_text(self) -> str:
+    done_units, facts = self._last
     seconds = time.monotonic() - self._begin_seconds
-    rate = (done - self._start) / seconds if seconds > 0 else 0.0
-    parts = [f"{done:,}" + (f"/{self._total:,}" if self._total is not None else "") + f" {self._unit}"]
-    parts.append(f"{rate:,.1f} {self._unit}/s")
-    if self._total is not None and rate > 0 and done < self._total:
-      parts.append(f"ETA {duration((self._total - done) / rate)}")
+    rate = (done_units - self._start) / seconds if seconds > 0 else 0.0
+    total = f"/{self._total:,}" if self._total is not None else ""
+    parts = [f"{done_units:,}{total} {self._unit}", f"{rate:,.1f} {self._unit}/s"]
+    if self._total is not None and rate > 0 and done_units < self._total:
+      parts.append(f"ETA {format_duration((self._total - done_units) / rate)}")
     else:
-      parts.append(f"took {duration(seconds)}")
+      parts.append(f"took {format_duration(seconds)}")
     parts += [f"{name.replace('_', ' ')} {value}" for name, value in facts.items()]
     return ", ".join(parts)
 
 
-def duration(seconds: float) -> str:
-  """Hours, minutes and seconds.
+def format_duration(seconds: float) -> str:
+  """Format a time as hours, minutes and seconds.
 
-  >>> duration(3725.4)
+  >>> format_duration(3725.4)
   '1:02:05'
-  >>> duration(65)
+  >>> format_duration(65)
   '1:05'
   """
   minutes, whole_seconds = divmod(round(seconds), 60)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anystep.earlier_names import known_as
+from anystep.earlier_names import lasting_name
 
 
 def describe(value: Any) -> Any:
@@ -234,7 +234,7 @@ def _plain_attributes(vocabulary: Any) -> dict[str, Any]:
 def _qualified_name(value: Any) -> str:
   name = getattr(value, "__qualname__", None) or value.__name__
   module = getattr(value, "__module__", None)
-  return f"{known_as(module)}.{name}" if module else name
+  return f"{lasting_name(module)}.{name}" if module else name
 
 
 def _sha256(content: bytes) -> str:

@@ -20,7 +20,7 @@ from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.limits import MAX_COUNT
 from anystep.programs.command_line import run_program
-from anystep.programs.progress import Progress, duration
+from anystep.programs.progress import Progress, format_duration
 from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output, task_unknown
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.sources.arrow_rows import open_input
@@ -106,7 +106,7 @@ def _train(arguments: argparse.Namespace) -> None:
   storage.put(arguments.output, trained.content)
   name = arguments.model_type
   counts = f"{arguments.size:,} pieces ({name}), {len(trained.content):,} bytes"
-  print(f"{arguments.output}: {counts}, of {trained.trained_examples:,} texts in {duration(seconds)}")
+  print(f"{arguments.output}: {counts}, of {trained.trained_examples:,} texts in {format_duration(seconds)}")
   measured = f"{len(trained.held_out):,} texts that were held out"
   print(f"measured on {measured if trained.held_out else 'texts that it was trained on: there are few'}:")
   print(*(f"  {line}" for line in coverage.lines()), sep="\n")

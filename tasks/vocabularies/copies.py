@@ -16,12 +16,12 @@ from etils import epath
 
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import Manifest
-from anystep.earlier_names import known_as
+from anystep.earlier_names import lasting_name
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import names, storage
 from anystep.files.json_files import MALFORMED
 from anystep.limits import MAX_FEATURE_LENGTH, is_count
-from anystep.programs.progress import library_notice
+from anystep.programs.progress import log_notice
 from anystep.tasks.vocabularies.files import content_of, is_there, use_file
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
 from anystep.transforms.identity import describe
@@ -111,7 +111,7 @@ def use_copies(task: seqio.Task, cache: Cache) -> None:
       continue
     cache.vocabulary(sha256)
     path = names.vocabulary_path(cache.directory, sha256)
-    library_notice(f"{task.name}: {file} cannot be read; the cache's copy is used, {path}")
+    log_notice(f"{task.name}: {file} cannot be read; the cache's copy is used, {path}")
     use_file(file, path)
 
 
@@ -174,7 +174,7 @@ def _attribute(vocabulary: seqio.Vocabulary) -> str | None:
 
 
 def _class_name(kind: type) -> str:
-  return f"{known_as(kind.__module__)}.{kind.__qualname__}"
+  return f"{lasting_name(kind.__module__)}.{kind.__qualname__}"
 
 
 def _sha256(content: bytes) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from anystep.earlier_names import known_as
+from anystep.earlier_names import lasting_name
 from anystep.files.json_files import canonical_json
 from anystep.transforms.identity import class_source, describe, function_source
 
@@ -239,7 +239,7 @@ def _name(value: Any) -> str:
   module = getattr(value, "__module__", None) or ""
   if _of_library(value) and not module.startswith("anystep."):
     module = module.partition(".")[0]
-  return f"{known_as(module)}.{name}" if module else name
+  return f"{lasting_name(module)}.{name}" if module else name
 
 
 def _short(value: Any) -> Any:

@@ -19,9 +19,9 @@ def failure(number, path="/somewhere/file"):
   ("number", "code", "kind", "advice"),
   [
     (errno.ENOENT, 66, "input_missing", "correct the path"),
-    (errno.ENOTDIR, 73, "cannot_create", "directory's place"),
-    (errno.EISDIR, 73, "cannot_create", "directory's place"),
-    (errno.EEXIST, 73, "cannot_create", "directory's place"),
+    (errno.ENOTDIR, 73, "cannot_create", "where a directory must be"),
+    (errno.EISDIR, 73, "cannot_create", "where a directory must be"),
+    (errno.EEXIST, 73, "cannot_create", "where a directory must be"),
     (errno.EACCES, 73, "cannot_create", "can be written to"),
     (errno.EPERM, 73, "cannot_create", "can be written to"),
     (errno.EROFS, 73, "cannot_create", "can be written to"),

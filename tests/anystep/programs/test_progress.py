@@ -5,7 +5,13 @@ import io
 import pytest
 
 from anystep.programs import progress as progress_module
-from anystep.programs.progress import Progress, duration, library_notice, library_progress, shown_library_work
+from anystep.programs.progress import (
+  Progress,
+  format_duration,
+  library_progress,
+  log_notice,
+  show_library_work,
+)
 
 
 class Clock:
@@ -132,11 +138,11 @@ def test_the_librarys_work_is_shown_by_programs_alone(clock, capsys):
     with library_progress("units of demo", total=2, unit="examples") as progress:
       clock.seconds += 10
       progress.update(2)
-    library_notice("a copy is used")
+    log_notice("a copy is used")
 
   work()
   assert capsys.readouterr() == ("", "")
-  with shown_library_work():
+  with show_library_work():
     work()
   shown = capsys.readouterr()
   assert shown.out == ""
@@ -159,4 +165,4 @@ def test_the_librarys_work_is_shown_by_programs_alone(clock, capsys):
   ],
 )
 def test_durations_are_hours_minutes_and_seconds(seconds, text):
-  assert duration(seconds) == text
+  assert format_duration(seconds) == text

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 from anystep.files.json_files import canonical_json
-from anystep.programs.progress import shown_library_work
+from anystep.programs.progress import show_library_work
 from anystep.tasks.registry.fingerprint import check_reader, provenance_difference
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.tasks.vocabularies import files as vocabulary_files
@@ -200,7 +200,7 @@ class TestWhereTheOriginalsAreGone:
     place = moved(originals)
     task = task_of(pieces(originals), tokens(originals))
     cache = open_cache(cached, NAME, "train")
-    with shown_library_work():
+    with show_library_work():
       check_reader(task, cache.manifest, cache=cache)
     note = capsys.readouterr().err.splitlines()
     assert len(note) == 2
