@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anystep.order.epochs import EpochPolicy
-from anystep.plans.plan import UNSAID, Plan
+from anystep.plans.plan import Plan
+from anystep.plans.plan_json import CACHE_FIELDS
 from anystep.plans.segments import Segment
 
 # Rows of two plans that are compared at a time.
@@ -120,7 +121,7 @@ def _document(plan: Plan) -> dict[str, Any]:
       name += "'"
     named[name] = dataclasses.asdict(segment)
   fields = dataclasses.fields(plan)
-  document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*UNSAID, "segments"}}
+  document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*CACHE_FIELDS, "segments"}}
   document["tasks"] = {name: dataclasses.asdict(task) for name, task in plan.tasks.items()}
   tombstones: dict[str, dict[str, list[int]]] = {}
   for task, index, step in plan.silent_steps.items():

@@ -121,7 +121,7 @@ def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterat
       units = plan.unit_order.unit_of(position, places)
       for epoch, unit in zip(some.tolist(), units.tolist(), strict=True):
         found = segment.when(task, unit) if first <= unit < stop else None
-        if found is not None and plan.is_real(*found):
+        if found is not None and plan.schedule.is_real(*found):
           yield *found, epoch, unit
 
 

@@ -1,4 +1,4 @@
-"""What a plan remembers of a task's cache (docs/order.md#plans-segments-rows)."""
+"""The record that a plan keeps of a task's cache (docs/order.md#plans-segments-rows)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS, PRESHUFFLED
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import canonical_json
 from anystep.limits import MAX_SHARDS, is_count, is_sha256, refuse_wrong
+from anystep.order.epochs import TaskUnits
 from anystep.transforms.transform import Transform, transforms_sha256
 from anystep.units.tables import UnitTable
 
-# Of what a reader does, in an error.
+# Of a transform's description, in an error.
 _SHOWN_CHARACTERS = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedTask:
-  """The cache, unit table and transforms that a plan was made for: on any other it is refused.
+  """The cache, unit table and transforms that a plan was made for: others are refused.
 
-  `transforms` is what `transforms_sha256` gives of them; None where nobody who made the plan knew them.
+  `transforms` is their `transforms_sha256`; None where the plan was made before they were known.
   """
 
   fingerprint: str
@@ -48,7 +51,7 @@ class PlannedTask:
 
   @classmethod
   def of(cls, cache: Cache, table: UnitTable | None = None) -> PlannedTask:
-    """What a plan remembers of a cache, whose units are its examples where it has no table.
+    """Return the record of a cache; without a table its units are its examples.
 
     Raises:
       AnystepError: 66 `cache_empty`.
@@ -74,58 +77,75 @@ class PlannedTask:
     )
 
   def to_document(self) -> dict[str, Any]:
-    """The task in a plan's JSON: `transforms` is there where it is known."""
+    """Return the task's part of a plan's JSON, with `transforms` only where they are known."""
     document = dataclasses.asdict(self)
     return document if self.transforms is not None else without_transforms(document)
 
-  def knowing(self, transform: Transform | None, *, task: str) -> PlannedTask:
-    """The same of what the task's examples go through.
+  def to_task_units(self, name: str, shard_units: np.ndarray | None) -> TaskUnits:
+    """Return what the order of the task's units depends on.
+
+    Args:
+      name: the task's.
+      shard_units: units of each shard, `(S,) int64`; None where unit u is in shard u mod S.
+    """
+    return TaskUnits(
+      task=name,
+      num_units=self.num_units,
+      num_shards=self.num_shards,
+      block_records=self.block_records,
+      shard_units=shard_units,
+    )
+
+  def with_transform(self, transform: Transform | None, *, task: str) -> PlannedTask:
+    """Return the same cache and table, read through a transform.
 
     Raises:
       AnystepError: as `identity_of`.
     """
     return dataclasses.replace(self, transforms=transforms_sha256(transform, task=task))
 
-  def read_through(self, transform: Transform | None, *, task: str) -> PlannedTask:
-    """The same, of what its examples go through at reading; what cannot be told stays unknown.
+  def check_transform(self, transform: Transform | None, *, task: str) -> PlannedTask:
+    """Return the task read through a transform, after comparing it with the plan's.
+
+    A transform that has no identity leaves unknown transforms unknown.
 
     Raises:
       AnystepError: 76 `plan_transforms` where the plan was made for others; where it was made for any, as
         `identity_of`.
     """
     try:
-      found = self.knowing(transform, task=task)
+      read_task = self.with_transform(transform, task=task)
     except AnystepError:
       if self.transforms is None:
         return self
       raise
-    if self.transforms not in (None, found.transforms):
+    if self.transforms not in (None, read_task.transforms):
       raise AnystepError(
         ExitCode.MISMATCH,
         "plan_transforms",
         task=task,
         expected=self.transforms,
-        got=found.transforms,
+        got=read_task.transforms,
         transforms="none" if transform is None else canonical_json(transform.identity)[:_SHOWN_CHARACTERS],
         fix="read with the transforms that the plan was made for, or start a new plan with these",
       )
-    return found
+    return read_task
 
   def check(self, cache: Cache, table: UnitTable | None, feature_lengths: Mapping[str, int]) -> None:
-    """Refuses a cache or table other than the plan was made for, or a cache that was made for other lengths.
+    """Refuse a cache or table other than the plan was made for, or a cache that was made for other lengths.
 
     Raises:
-      AnystepError: 76 `plan_cache` with both sides of the first difference, `feature_lengths`.
+      AnystepError: 76 `plan_cache` with both sides of the first difference; 78 `feature_lengths`.
     """
     name = cache.manifest.task
-    found = dataclasses.asdict(PlannedTask.of(cache, table))
+    record = dataclasses.asdict(PlannedTask.of(cache, table))
     for field, value in without_transforms(dataclasses.asdict(self)).items():
-      if found[field] != value:
-        raise _other_cache(name, field, expected=value, got=found[field])
+      if record[field] != value:
+        raise _other_cache(name, field, expected=value, got=record[field])
     for feature, length in (cache.manifest.task_feature_lengths or {}).items():
       if feature_lengths.get(feature, length) != length:
         raise AnystepError(
-          ExitCode.MISMATCH,
+          ExitCode.CONFIG,
           "feature_lengths",
           task=name,
           feature=feature,
@@ -135,7 +155,7 @@ class PlannedTask:
         )
 
   def check_manifest(self, name: str, manifest_sha256: str) -> None:
-    """Refuses what was said of another cache of the task.
+    """Refuse a list that was made for another cache of the task.
 
     Raises:
       AnystepError: 76 `plan_cache`.
@@ -145,7 +165,7 @@ class PlannedTask:
 
 
 def without_transforms(document: dict[str, Any]) -> dict[str, Any]:
-  """What a task's JSON says besides."""
+  """Return a task's part of a plan's JSON without its transforms."""
   return {name: value for name, value in document.items() if name != "transforms"}
 
 

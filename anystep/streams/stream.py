@@ -17,7 +17,8 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.features.ragged import Batch, Ragged, padding
 from anystep.forks import start_anew_in_children
-from anystep.plans.plan import PADDING_TASK, BatchRows, Plan, checked_step
+from anystep.plans.plan import PADDING_TASK, BatchRows, Plan
+from anystep.plans.schedule import checked_step
 from anystep.plans.tombstones import without_loss
 from anystep.plans.wanted_rows import rows_by_batch_size
 from anystep.streams.memory import keep_freed_memory
@@ -205,7 +206,7 @@ class Stream(Iterator[Rows]):
     num_steps = self.plan.num_steps
     if num_steps is not None and step >= num_steps:
       return None
-    self.plan.readable_step(step)
+    self.plan.schedule.readable_step(step)
     batch = None
     if self._ahead:
       making = Making(self._read, self._converted, self._steps_together)
@@ -218,7 +219,7 @@ class Stream(Iterator[Rows]):
     Raises:
       AnystepError, ValueError, TypeError: as `Plan.batch`; 65 and 74 where files are not what was written.
     """
-    step = self.plan.readable_step(step)
+    step = self.plan.schedule.readable_step(step)
     (batch,) = self._make(range(step, step + 1))
     return batch
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import oracle
 from anystep.errors import AnystepError
 from anystep.order.epochs import EpochPolicy, Places
-from anystep.plans.plan import PADDING_TASK, Plan, PlannedTask, default_lanes
-from anystep.plans.segments import Segment, SegmentTask
+from anystep.plans.plan import PADDING_TASK, Plan
+from anystep.plans.planned_task import PlannedTask
+from anystep.plans.segments import Segment, SegmentTask, default_lanes
 
 PADDING_ROW = (PADDING_TASK, 0, 0, 0, 0)
 
