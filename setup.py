@@ -32,7 +32,6 @@ TRAIN = [
   "flax>=0.10",
   "gin-config>=0.5",
   "jax>=0.6",
-  "matplotlib>=3.9",
   "optax>=0.2.4",
   "orbax-checkpoint>=0.11",
   "sacrebleu>=2.3",
