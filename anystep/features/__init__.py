@@ -1,4 +1,4 @@
-"""Examples in memory: features, ragged batches, packed rows, and what makes a model's features of them.
+"""Examples in memory: features, ragged batches, packed rows, and converters to a model's features.
 
-No serialized form, which is `anystep.records`, and no order.
+Serialized examples are in `anystep.records`; the order of examples is in `anystep.order`.
 """

@@ -11,22 +11,22 @@ from anystep.features.ragged import Ragged
 
 
 def row_digests(features: Mapping[str, np.ndarray | Ragged]) -> list[bytes]:
-  """sha256 of each row: name, dtype, shape and little-endian bytes of its features in name order.
+  """Return the sha256 of each row: name, dtype, shape and little-endian bytes of its features, by name.
 
   Args:
-    features: arrays of numbers whose first axis counts rows, or ragged ones.
+    features: ragged features, or arrays of numbers whose first axis counts rows.
 
   Raises:
-    ValueError: features of other kinds, or of different numbers of rows.
+    ValueError: for features of other kinds, or with different numbers of rows.
   """
   if len({len(feature) for feature in features.values()}) > 1:
     raise ValueError(f"rows differ: { {name: len(feature) for name, feature in features.items()} }")
-  columns = [_row_bytes(name, features[name]) for name in sorted(features)]
+  columns = [_iterate_row_bytes(name, features[name]) for name in sorted(features)]
   return [hashlib.sha256(b"".join(row)).digest() for row in zip(*columns, strict=True)]
 
 
-def _row_bytes(name: str, feature: np.ndarray | Ragged) -> Iterator[bytes]:
-  """What a digest covers of one feature, row by row."""
+def _iterate_row_bytes(name: str, feature: np.ndarray | Ragged) -> Iterator[bytes]:
+  """Yield the bytes of one feature that go into each row's digest."""
   values = np.ascontiguousarray(feature.values if isinstance(feature, Ragged) else feature)
   if values.dtype.hasobject:
     raise ValueError(f"{name} holds objects: only numbers have bytes to digest")
@@ -37,5 +37,5 @@ def _row_bytes(name: str, feature: np.ndarray | Ragged) -> Iterator[bytes]:
 
 
 def batch_digest(features: Mapping[str, np.ndarray | Ragged]) -> str:
-  """sha256 over the rows' digests in order, in hex: hosts' row digests join to the whole batch's."""
+  """Return the sha256 of the rows' digests in order, in hex: hosts can join their row digests to one."""
   return hashlib.sha256(b"".join(row_digests(features))).hexdigest()

@@ -1,4 +1,4 @@
-"""Rows that hold several examples: where each example stands, and the ids that tell them apart."""
+"""Rows that hold several examples: each example's span, segment ids and positions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anystep.features.ragged import Ragged
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spans:
-  """A stretch of a row for each example.
+  """Spans of examples within rows.
 
   Attributes:
-    rows, starts, lengths: `(examples,) int64` each: the row, the first place in it, and the places taken.
-    shape: of the rows, `(rows, length)`.
+    rows, starts, lengths: `(examples,) int64` each: the row, the span's first position in it, and its length.
+    shape: the rows' shape, `(rows, length)`.
   """
 
   rows: np.ndarray
@@ -26,42 +26,42 @@ class Spans:
   shape: tuple[int, int]
 
   def write(self, feature: Ragged, rows: np.ndarray) -> None:
-    """Writes each example's first tokens, as many as its span has places, into `(rows, length)`."""
+    """Write each example's first tokens into its span of `rows`, `(rows, length)`."""
     values = feature.values.astype(rows.dtype, copy=False)
     Ragged(values, feature.lengths).write(rows, rows=self.rows, starts=self.starts, lengths=self.lengths)
 
-  def filled(self, values: np.ndarray) -> np.ndarray:
-    """One value all over each span, `(rows, length) int32`; 0 elsewhere."""
+  def fill(self, values: np.ndarray) -> np.ndarray:
+    """Return rows, `(rows, length) int32`, with one value throughout each span, and 0 elsewhere."""
     filled = np.zeros(self.shape, np.int32)
     _fill(values, self.rows, self.starts, self.lengths, filled)
     return filled
 
-  def marked(self) -> np.ndarray:
-    """Where spans are, `(rows, length) int32`."""
-    return self.filled(np.ones(len(self.rows), np.int64))
+  def mask(self) -> np.ndarray:
+    """Return a mask of the spans, `(rows, length) int32`: 1 inside, 0 elsewhere."""
+    return self.fill(np.ones(len(self.rows), np.int64))
 
   def positions(self) -> np.ndarray:
-    """Places counted from each span's start, `(rows, length) int32`; 0 elsewhere."""
+    """Return positions from each span's start, `(rows, length) int32`; 0 elsewhere."""
     positions = np.zeros(self.shape, np.int32)
     _count_up(np.arange(self.shape[1], dtype=np.int32), self.rows, self.starts, self.lengths, positions)
     return positions
 
 
-def packed_spans(lengths: np.ndarray, counts: np.ndarray, length: int) -> Spans:
-  """Spans of examples that stand one behind the other, row after row.
+def pack_spans(lengths: np.ndarray, counts: np.ndarray, length: int) -> Spans:
+  """Return spans of examples one after the other, row by row.
 
-  >>> packed_spans(np.array([2, 1, 3]), np.array([2, 1]), 4).positions()
+  >>> pack_spans(np.array([2, 1, 3]), np.array([2, 1]), 4).positions()
   array([[0, 1, 0, 0],
          [0, 1, 2, 0]], dtype=int32)
 
   Args:
-    lengths: `(examples,) int64`, tokens of each.
-    counts: `(rows,) int64`, examples of each row.
-    length: tokens that a row holds.
+    lengths: `(examples,) int64`, number of tokens of each example.
+    counts: `(rows,) int64`, number of examples in each row.
+    length: number of tokens that a row holds.
 
   Raises:
-    AnystepError: 78 `pack_counts` where counts are of another number of examples; 65 `pack_length` where
-      a row does not hold its examples.
+    AnystepError: 78 `pack_counts` if the counts do not add up to the number of examples; 65 `pack_length` if
+      a row is too short for its examples.
   """
   if counts.sum() != len(lengths):
     raise AnystepError(
@@ -89,10 +89,10 @@ def packed_spans(lengths: np.ndarray, counts: np.ndarray, length: int) -> Spans:
   return Spans(rows=rows, starts=stops[:-1] - row_starts[rows], lengths=lengths, shape=(len(counts), length))
 
 
-def segment_numbers(counts: np.ndarray) -> np.ndarray:
-  """Each example's number in its row, from 1, `(examples,) int64`.
+def number_segments(counts: np.ndarray) -> np.ndarray:
+  """Number each row's examples from 1, `(examples,) int64`.
 
-  >>> segment_numbers(np.array([2, 0, 3]))
+  >>> number_segments(np.array([2, 0, 3]))
   array([1, 2, 1, 2, 3])
   """
   return np.arange(1, counts.sum() + 1) - np.repeat(np.cumsum(counts) - counts, counts)

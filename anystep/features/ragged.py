@@ -1,4 +1,4 @@
-"""Features of several examples: arrays, and rows whose lengths differ."""
+"""Features of several examples, as arrays or as rows whose lengths differ."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from anystep.errors import AnystepError, ExitCode
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-  """A feature of several rows whose lengths differ.
+  """Feature of several rows whose lengths differ.
 
-  Where an example is itself a sequence of rows whose lengths differ, the values of a batch are a `Ragged` as
-  well: its rows are those of all examples, and an example, a row of the batch, is a `Ragged` of its own.
+  If an example is itself a sequence of rows whose lengths differ, the values are a `Ragged` as well: its rows
+  are those of all examples. A row of the batch is then a `Ragged`, too.
 
   Attributes:
     values: `(sum of lengths, ...)`, the rows one after the other.
@@ -39,42 +39,46 @@ class Ragged:
 
   def __array__(self, *_: Any, **__: Any) -> np.ndarray:
     raise TypeError(
-      "A Ragged is no array, for its rows' lengths differ: rows() lists them, to_padded fills them."
+      "A Ragged is not an array: its rows' lengths differ. rows() lists the rows, to_padded() pads them."
     )
 
   def __getitem__(self, rows: slice) -> Ragged:
-    """Rows that stand side by side, as views."""
+    """Return neighbouring rows, as views."""
     if not isinstance(rows, slice) or rows.step not in (None, 1):
-      raise TypeError(f"A Ragged is cut by slices without steps, not by {rows!r}: rows() lists its rows.")
+      raise TypeError(f"A Ragged takes slices without steps, not {rows!r}: rows() lists its rows.")
     first, stop, _ = rows.indices(len(self))
     stop = max(first, stop)
     return Ragged(self.values[self._bounds[first] : self._bounds[stop]], self.lengths[first:stop])
 
   @cached_property
   def _bounds(self) -> np.ndarray:
-    """Where each row begins, and the last ends: `(rows + 1,) int64`."""
+    """Begin of each row, and the end of the last: `(rows + 1,) int64`."""
     return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
   @property
   def dtype(self) -> np.dtype:
-    """The values'."""
+    """The values' dtype."""
     return self.values.dtype
 
   @property
   def shape(self) -> tuple[int | None, ...]:
-    """The number of rows, None for their lengths, and what dimensions the values have besides."""
+    """The number of rows, None for their lengths, and the values' further dimensions."""
     return (len(self), None, *self.values.shape[1:])
 
   @property
   def ndim(self) -> int:
-    """How many dimensions there are, the rows among them."""
+    """The number of dimensions, that of the rows included."""
     return len(self.shape)
 
   @classmethod
   def of_rows(cls, rows: Sequence[Any], dtype: np.dtype, inner_shape: tuple[Any, ...] = ()) -> Ragged:
-    """Joins rows, which are `Ragged` where inner_shape begins with None.
+    """Join rows, which are arrays, or `Ragged` if inner_shape begins with None.
 
-    Otherwise dtype and inner_shape matter where there is no row.
+    Args:
+      rows: the rows.
+      dtype: the values' dtype.
+      inner_shape: the shape of the rows after their first dimension; arrays tell it themselves unless there
+        is no row.
     """
     lengths = np.array([len(row) for row in rows], np.int64)
     if inner_shape[:1] == (None,):
@@ -83,49 +87,50 @@ class Ragged:
     return cls(values.astype(dtype, copy=False), lengths)
 
   def sums(self) -> np.ndarray:
-    """The sum of each row's values, where they are numbers: `(rows,) int64`."""
+    """Return the sum of each row's values, which must be numbers: `(rows,) int64`."""
     return np.diff(np.concatenate([[0], np.cumsum(self.values, dtype=np.int64)])[self._bounds])
 
   def rows(self) -> list[Any]:
-    """The rows, as views: arrays, or `Ragged` ones where the values are."""
+    """Return the rows, as views: arrays, or `Ragged` if the values are."""
     bounds = self._bounds.tolist()
     return [self.values[start:stop] for start, stop in itertools.pairwise(bounds)]
 
   def to_padded(self, length: int) -> np.ndarray:
-    """`(rows, length, ...)`: each row cut or filled with zeros, texts with empty ones, at its end.
+    """Cut or pad each row at its end, with zeros or empty texts: `(rows, length, ...)`.
 
     Raises:
-      AnystepError: 78 `feature_ragged` for rows of rows whose lengths differ.
+      AnystepError: 78 `feature_ragged` if the values are `Ragged`.
     """
     if isinstance(self.values, Ragged):
       raise AnystepError(
         ExitCode.CONFIG,
         "feature_ragged",
-        expected="a feature whose first dimension alone varies",
+        expected="a feature of which only the first dimension varies",
         got=f"{self.dtype} of shape (rows, None, {', '.join(map(str, self.values.shape[1:]))})",
-        fix="make it dense in a preprocessor after the cache, or give no length of it",
+        fix="make it dense in a preprocessor after the cache, or give no length for it",
       )
-    padded = padding((len(self), length, *self.values.shape[1:]), self.values.dtype)
+    padded = make_padding((len(self), length, *self.values.shape[1:]), self.values.dtype)
     starts = np.zeros(len(self), np.int64)
     self.write(padded, rows=np.arange(len(self)), starts=starts, lengths=np.minimum(self.lengths, length))
     return padded
 
   def write(self, out: np.ndarray, *, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
-    """Writes the first values of each sequence into a row.
+    """Write the first values of each sequence into a row.
 
     Args:
       out: contiguous, `(rows, length, ...)`, of the values' dtype and inner shape.
-      rows, starts, lengths: of each sequence, the row of `out`, the first place in it, and how many values.
+      rows, starts, lengths: for each sequence the row of `out`, the first position in it, and the number of
+        values to write.
     """
     size = math.prod(self.values.shape[1:])
     values, flat = self.values.reshape(-1), out.reshape(out.shape[0], out.shape[1] * size)
-    places = (self.lengths * size, rows, starts * size, lengths * size)
+    spans = (self.lengths * size, rows, starts * size, lengths * size)
     if len(self) < FEWEST_TO_COMPILE_FOR or values.dtype.hasobject:
-      _write.plain(values, *places, flat)
+      _write.plain(values, *spans, flat)
     else:
-      # As unsigned words: numba compiles for a few sizes, and need not know the dtype.
+      # As unsigned words, so that numba compiles for a few sizes only and need not know the dtype.
       words = np.dtype(f"u{values.itemsize}")
-      _write(values.view(words), *places, flat.view(words))
+      _write(values.view(words), *spans, flat.view(words))
 
 
 @compiled
@@ -136,25 +141,26 @@ def _write(values, sizes, rows, starts, lengths, out):
     first += sizes[k]
 
 
-def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-  """What stands where there is no data: zeros, for objects empty bytes, as TensorFlow pads."""
+def make_padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+  """Return an array of padding: zeros, or empty bytes for objects, as TensorFlow pads."""
   return np.full(shape, b"", object) if dtype.hasobject else np.zeros(shape, dtype)
 
 
 def as_sequences(feature: Ragged | np.ndarray) -> Ragged | np.ndarray:
-  """Rows of sequences of one length, `(rows, length, ...)`, as a `Ragged` like any others."""
+  """Return a feature of at least two dimensions, `(rows, length, ...)`, as a `Ragged`; others as they are."""
   if isinstance(feature, Ragged) or feature.ndim < 2:
     return feature
   rows, length, *inner = feature.shape
   return Ragged(feature.reshape(rows * length, *inner), np.full(rows, length, np.int64))
 
 
-def selected(feature: Ragged | np.ndarray, kept: np.ndarray) -> Ragged | np.ndarray:
-  """The rows for which `kept`, `(rows,) bool`, is true."""
+def select_rows(feature: Ragged | np.ndarray, is_kept: np.ndarray) -> Ragged | np.ndarray:
+  """Return the rows for which `is_kept`, `(rows,) bool`, is true."""
   if isinstance(feature, Ragged):
-    return Ragged(selected(feature.values, np.repeat(kept, feature.lengths)), feature.lengths[kept])
-  return feature[kept]
+    values = select_rows(feature.values, np.repeat(is_kept, feature.lengths))
+    return Ragged(values, feature.lengths[is_kept])
+  return feature[is_kept]
 
 
 Batch = Mapping[str, Ragged | np.ndarray]
-"""Features of several examples: a `Ragged` for a sequence, else an array of shape `(rows,)`."""
+"""Features of several examples by name: a `Ragged` for a sequence, else an array of shape `(rows,)`."""

@@ -1,4 +1,4 @@
 """The arithmetic of the order (docs/order.md): permutations, epochs, mixtures, packing.
 
-Numbers alone: no file, no cache, no plan. Changing what a function here returns changes every user's data.
+Numbers only: no files, caches or plans. A change to what a function returns here changes every user's data.
 """

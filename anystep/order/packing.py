@@ -1,4 +1,4 @@
-"""Which records of a shard share a row (docs/order.md#packing)."""
+"""Packing: groups of a shard's records that share a row (docs/order.md#packing)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from anystep.compiled import compiled
 
-# Best fit chooses among so many records at a time.
+# Number of records that best fit looks at together.
 WINDOW_RECORDS = 256
 
 
 class PackingPolicy(enum.StrEnum):
-  """How records are gathered into packs, each of which fills one row.
+  """Rule that groups records into packs; a pack fills one row.
 
   Attributes:
-    NONE: every record has a pack of its own.
-    GREEDY: in record order, a record joins the last pack if every feature still fits, else opens the next.
-    BEST_FIT: among 256 records at a time, from the heaviest on, each joins the pack that it fills best.
+    NONE: every record is its own pack.
+    GREEDY: in record order, a record joins the last pack if every feature fits, else starts the next pack.
+    BEST_FIT: of 256 records at a time, the heaviest first, each joins the pack that it fills best.
   """
 
   NONE = "none"
@@ -33,12 +33,12 @@ class PackingPolicy(enum.StrEnum):
 def pack(
   lengths: np.ndarray, limits: Sequence[int] | np.ndarray, policy: PackingPolicy | str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The packs of one shard's records.
+  """Group one shard's records into packs.
 
   Args:
     lengths: tokens of each record by feature, `(records, features)` integers, at most the feature's limit.
     limits: tokens of a row by feature, L_f >= 1, in the order of the columns.
-    policy: which records share a pack.
+    policy: the rule.
 
   Returns:
     starts, `(packs + 1,) int64`, and records, `(records,) int64`: the k-th pack holds
@@ -65,7 +65,7 @@ def pack(
         f"expected a limit of at least 1 and lengths from 0 to the limit, "
         f"got {limit} and lengths from {shortest} to {longest}"
       )
-  # Of one type and layout, for which the loops are compiled once.
+  # One dtype and memory layout, so that the loops are compiled once.
   lengths, room = np.array(lengths, np.int64, order="C"), np.array(limits, np.int64)
   match PackingPolicy(policy):
     case PackingPolicy.NONE:
@@ -79,10 +79,12 @@ def pack(
 
 
 def _weights(lengths: np.ndarray, limits: list[int]) -> tuple[np.ndarray, int]:
-  """Σ_f l_f·C/L_f of each record, and of a record that fills a row: exact, Python's ints where need be.
+  """Return Σ_f l_f·C/L_f of each record, and of a record that fills a row, exactly.
 
-  C is the limits' least common multiple. The specification's, their product, is a multiple of it, which
-  changes no order and makes no ties.
+  The values are int64, or Python's ints if int64 is too small.
+
+  C is the least common multiple of the limits. The specification takes their product instead, a multiple of
+  C, which gives the same order and the same ties.
   """
   common = math.lcm(*limits)
   factors = [common // limit for limit in limits]
@@ -121,21 +123,21 @@ def _best_fit(
   starts = np.zeros(num_records + 1, np.int64)
   records = np.empty(num_records, np.int64)
   num_packs = 0
-  # Of the window's open packs, in the order in which they were opened.
+  # The window's open packs, in the order in which they were opened.
   room = np.empty((WINDOW_RECORDS, num_features), np.int64)
   room_weights = np.empty(WINDOW_RECORDS, weights.dtype)
   sizes = np.empty(WINDOW_RECORDS, np.int64)
-  next_places = np.empty(WINDOW_RECORDS, np.int64)
+  next_positions = np.empty(WINDOW_RECORDS, np.int64)
   chosen_packs = np.empty(WINDOW_RECORDS, np.int64)
   for start in range(0, num_records, WINDOW_RECORDS):
     stop = min(start + WINDOW_RECORDS, num_records)
     num_open = 0
-    for place in np.argsort(-weights[start:stop], kind="mergesort"):  # Stable: ties by record.
-      record = start + place
+    for position in np.argsort(-weights[start:stop], kind="mergesort"):  # Stable: ties by record.
+      record = start + position
       weight = weights[record]
       chosen, least = num_open, row_weight + 1
       for candidate in range(num_open):
-        # Where the weight does not fit, neither do all features. Equal room goes to the pack opened first.
+        # If the weight does not fit, some feature does not. Of equal room the pack opened first wins.
         if weight <= room_weights[candidate] < least:
           fits = True
           for feature in range(num_features):
@@ -143,20 +145,20 @@ def _best_fit(
           if fits:
             chosen, least = candidate, room_weights[candidate]
       if chosen == num_open:
-        room[chosen], room_weights[chosen], sizes[chosen], next_places[chosen] = limits, row_weight, 0, -1
+        room[chosen], room_weights[chosen], sizes[chosen], next_positions[chosen] = limits, row_weight, 0, -1
         num_open += 1
       for feature in range(num_features):
         room[chosen, feature] -= lengths[record, feature]
       room_weights[chosen] -= weight
       sizes[chosen] += 1
-      chosen_packs[place] = chosen
-    # In record order a pack is first met at its smallest record.
-    for place in range(stop - start):
-      chosen = chosen_packs[place]
-      if next_places[chosen] < 0:
-        next_places[chosen] = starts[num_packs]
+      chosen_packs[position] = chosen
+    # In record order, the first record of a pack is its smallest.
+    for position in range(stop - start):
+      chosen = chosen_packs[position]
+      if next_positions[chosen] < 0:
+        next_positions[chosen] = starts[num_packs]
         starts[num_packs + 1] = starts[num_packs] + sizes[chosen]
         num_packs += 1
-      records[next_places[chosen]] = start + place
-      next_places[chosen] += 1
+      records[next_positions[chosen]] = start + position
+      next_positions[chosen] += 1
   return starts[: num_packs + 1].copy(), records

@@ -17,18 +17,18 @@ _MULTIPLIERS = [np.array(m, np.uint64) for m in (0xBF58476D1CE4E5B9, 0x94D049BB1
 _SHIFTS = [np.array(s, np.uint64) for s in (30, 27, 31)]
 _POWERS_OF_4 = np.array([4**w for w in range(31)], np.uint64)
 # Up to w = 16 a round is a lookup in a table of 2**w, 0.9 ns a value; the arithmetic takes 1.6 ns. At w = 17
-# a table leaves the second-level cache and gains nothing. Four values for each entry pay for making them.
+# a table leaves the second-level cache and gains nothing. Making a table pays from four values an entry on.
 _TABLE_BITS = 16
 _VALUES_PER_TABLE_ENTRY = 4
-# Worked on at a time: four buffers of 128 KiB stay in the second-level cache.
+# Values of a chunk: four buffers of 128 KiB stay in the second-level cache.
 _CHUNK_VALUES = 1 << 14
-# Walked at a time, which bounds the temporaries. The last few values of a block walk alone, for up to 0.8 ms:
-# 3 ns for each value of the block.
+# Values of a block, which bounds the temporary arrays. The last few values of a block walk on alone, for up
+# to 0.8 ms: 3 ns for each value of the block.
 _BLOCK_VALUES = 1 << 18
 
 
 def round_keys(*parts: object) -> np.ndarray:
-  """Eight keys from a name made of parts: BLAKE2b of "anystep/1" and the parts, joined by 0x1F.
+  """Return eight keys for a name of several parts: BLAKE2b of "anystep/1" and the parts, joined by 0x1F.
 
   Returns:
     `(8,) uint64`.
@@ -46,12 +46,12 @@ def mix(z: np.ndarray) -> np.ndarray:
 
 
 def _start_mix(z: np.ndarray) -> np.ndarray:
-  """The first step of `mix`. It is linear: of a ^ b it gives _start_mix(a) ^ _start_mix(b)."""
+  """The first step of `mix`. It is linear: _start_mix(a ^ b) = _start_mix(a) ^ _start_mix(b)."""
   return z ^ (z >> _SHIFTS[0])
 
 
 def _finish_mix(z: np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
-  """The steps of `mix` after the first, in place."""
+  """Do the steps of `mix` after the first, in place."""
   z *= _MULTIPLIERS[0]
   z ^= np.right_shift(z, _SHIFTS[1], out=scratch)
   z *= _MULTIPLIERS[1]
@@ -69,7 +69,7 @@ def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) ->
 
 
 def sub_keys(keys: np.ndarray, x: np.ndarray | int) -> np.ndarray:
-  """Keys for each number x, derived from a set of keys: k_j becomes mix(k_j ^ mix(x + 1)).
+  """Derive keys for each number x from a set of keys: k_j becomes mix(k_j ^ mix(x + 1)).
 
   Args:
     keys: `(..., 8) uint64`, broadcast against x.
@@ -88,9 +88,9 @@ def sub_keys(keys: np.ndarray, x: np.ndarray | int) -> np.ndarray:
 
 
 def _words_first(keys: np.ndarray, ndim: int) -> np.ndarray:
-  """`(8, ...)`: keys as rows of words, which broadcast against arrays of ndim axes.
+  """Return keys as rows of words, `(8, ...)`, which broadcast against arrays of ndim axes.
 
-  The work is done in this layout and `sub_keys` leaves it in memory, where it costs no copy here.
+  Permutations work in this layout. Results of `sub_keys` have it in memory, so they are not copied here.
   """
   keys = np.asarray(keys, np.uint64)
   words = np.ascontiguousarray(keys.transpose(-1, *range(keys.ndim - 1)))
@@ -98,7 +98,7 @@ def _words_first(keys: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def permute(x: np.ndarray, n: np.ndarray | int, keys: np.ndarray) -> np.ndarray:
-  """permute(x, n, keys) of the order specification: a bijection of [0, n) for each set of keys.
+  """Return permute(x, n, keys) of the order specification: a bijection of [0, n) for each set of keys.
 
   An eight-round Feistel network on 2w bits, w = ceil(bit_length(n - 1) / 2), walked until the result
   is below n.
@@ -115,7 +115,7 @@ def permute(x: np.ndarray, n: np.ndarray | int, keys: np.ndarray) -> np.ndarray:
 
 
 def unpermute(y: np.ndarray, n: np.ndarray | int, keys: np.ndarray) -> np.ndarray:
-  """The inverse of `permute`, with the same arguments."""
+  """Invert `permute`; the arguments are the same."""
   return _walk(y, n, keys, forward=False)
 
 
@@ -132,24 +132,24 @@ def _walk(x: np.ndarray, n: np.ndarray | int, keys: np.ndarray, *, forward: bool
 def _walk_block(network: _Network, values: np.ndarray, result: np.ndarray) -> None:
   network.apply(values, result)
   values = result
-  outside = places = network.outside(values)
+  outside = positions = network.find_outside(values)
   while outside.size:
     network, values = network.only(outside), values.take(outside)
     network.apply(values, values)
-    result[places] = values
-    outside = network.outside(values)
-    places = places.take(outside)
+    result[positions] = values
+    outside = network.find_outside(values)
+    positions = positions.take(outside)
 
 
 class _Network(NamedTuple):
-  """The Feistel network that all values share, or one for each value.
+  """Feistel network that all values share, or one network for each value.
 
   Attributes:
-    columns: n, w, mask, and of the eight keys in the order of their use the first step of `mix`:
+    columns: n, w, mask, and the first step of `mix` of the eight keys in the order of their use:
       `(11,) uint64` for all, or `(11, values)`.
-    tables: for each key what a round makes of each half, `(2**w,) uint64`; none where that does not pay.
-    forward: or the inverse.
-    wide: some w is 31.
+    tables: a round's result for each half, `(2**w,) uint64` for each key; empty if tables do not pay.
+    forward: True for the permutation, False for its inverse.
+    wide: whether some w is 31.
   """
 
   columns: np.ndarray
@@ -174,16 +174,17 @@ class _Network(NamedTuple):
       tables = [_finish_mix(halves ^ key) & columns[2] for key in columns[3:]]
     return cls(columns, tables, forward, wide=half_bits > 30)
 
-  def only(self, which: slice | np.ndarray) -> _Network:
-    """The networks of some of the values."""
+  def only(self, selection: slice | np.ndarray) -> _Network:
+    """Return the networks of some of the values."""
     if self.columns.ndim == 1:
       return self
-    # A take is half the time of an index by an array.
-    columns = self.columns[:, which] if isinstance(which, slice) else self.columns.take(which, axis=1)
+    # `take` needs half the time of an index by an array.
+    is_slice = isinstance(selection, slice)
+    columns = self.columns[:, selection] if is_slice else self.columns.take(selection, axis=1)
     return self._replace(columns=columns)
 
-  def outside(self, values: np.ndarray) -> np.ndarray:
-    """Where values are not below n, `(outside,) int64`."""
+  def find_outside(self, values: np.ndarray) -> np.ndarray:
+    """Return the positions of values that are not below n, `(outside,) int64`."""
     return (values >= self.columns[0, ...]).nonzero()[0]
 
   def apply(self, values: np.ndarray, result: np.ndarray) -> None:
@@ -201,11 +202,11 @@ class _Network(NamedTuple):
       left, right = right, left
     for k in range(8):
       if self.tables:
-        # Nothing is out of range; the default mode would copy `mixed` for the case that something is.
+        # Nothing is out of range; the default mode would copy `mixed` in case something were.
         self.tables[k].take(right.view(np.int64), out=mixed, mode="clip")
       else:
         np.bitwise_xor(right, keys[k], out=mixed)
-        if self.wide:  # A narrower half has no bit 30, so `mix` starts with it as it is.
+        if self.wide:  # A narrower half has no bit 30, so the first step of `mix` does not change it.
           mixed ^= np.right_shift(right, _SHIFTS[0], out=scratch)
         _finish_mix(mixed, scratch)
         mixed &= mask
@@ -218,7 +219,7 @@ class _Network(NamedTuple):
 
 
 class Permutation:
-  """A permutation of [0, n) named by its key parts.
+  """Permutation of [0, n) named by its key parts.
 
   >>> p = Permutation(10, "preshuffle", "demo", "train", 0)
   >>> [p(x) for x in range(8)]
@@ -228,7 +229,7 @@ class Permutation:
 
   Args:
     n: size, 1 <= n <= 2**62.
-    *key_parts: what `round_keys` takes.
+    *key_parts: the arguments of `round_keys`.
   """
 
   def __init__(self, n: int, *key_parts: object):
@@ -253,7 +254,7 @@ class Permutation:
   @overload
   def __call__(self, x: np.ndarray) -> np.ndarray: ...
   def __call__(self, x):
-    """The image of x: an int for an int, `int64` of the same shape for an integer array."""
+    """Return the image of x: an int for an int, `int64` of the same shape for an integer array."""
     return self._map(x, permute)
 
   @overload
@@ -261,7 +262,7 @@ class Permutation:
   @overload
   def inverse(self, y: np.ndarray) -> np.ndarray: ...
   def inverse(self, y):
-    """The x whose image is y."""
+    """Return the x whose image is y."""
     return self._map(y, unpermute)
 
   def _map(self, x, function):
@@ -269,7 +270,7 @@ class Permutation:
     if values.dtype.kind not in "iuO":
       raise TypeError(f"Permutation takes integers, not {values.dtype}.")
     if values.dtype == object:
-      # Ints that no integer type holds stand in such an array; they are out of range.
+      # numpy makes such an array of ints that no integer type holds; they are out of range.
       values = np.array([whole_number(v, "permutations") for v in values.flat], object).reshape(values.shape)
     if values.size and not (values.min() >= 0 and values.max() < self.n):
       raise IndexError(f"Permutation of [0, {self.n}) takes no {values.min()} to {values.max()}.")

@@ -1,4 +1,4 @@
-"""Units round robin over shards that hold different numbers of them (docs/order.md#units-and-epochs)."""
+"""Round robin over shards that hold different numbers of units (docs/order.md#units-and-epochs)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 
 class RoundRobin:
-  """First every shard's unit 0, then unit 1 of every shard that has one, and so on.
+  """Order of units: every shard's unit 0, then unit 1 of every shard that has one, and so on.
 
-  The shards that take turns are the same until the next one runs out. Between two such points, a *level*,
-  a unit's turn and its place among the sharing shards are a division; which shard stands there is a
-  selection, answered for all units at once by a wavelet matrix (Claude, Navarro & Ordóñez 2015), so that a
-  million shards of a million sizes cost as many steps as their number has bits.
+  The shards that take turns stay the same until one of them runs out. Between two such points, a *level*, a
+  division gives a unit's turn and its rank among the sharing shards. A wavelet matrix (Claude, Navarro &
+  Ordóñez 2015) finds the shard of that rank, for all units at once: a million shards of different sizes cost
+  only as many steps as their number has bits.
 
   Args:
-    shard_units: R_s, `(S,)` integers >= 0, of which one at least is positive.
+    shard_units: R_s, `(S,)` integers >= 0, at least one of them positive.
 
   >>> shards, turns = RoundRobin(np.array([3, 1, 0, 2])).locate(np.arange(6))
   >>> list(zip(shards.tolist(), turns.tolist()))
@@ -33,14 +33,14 @@ class RoundRobin:
     self._largest = _PrefixSelect(by_size)
 
   def locate(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shard and turn of an epoch's units, `(units,) int64` each."""
+    """Return the shard and turn of an epoch's units, `(units,) int64` each."""
     level = np.searchsorted(self._level_units, units, side="right") - 1
     sharing = self._sharing[level]
-    turns, place = np.divmod(units - self._level_units[level], sharing)
-    return self._largest.select(sharing, place), turns + self._level_turns[level]
+    turns, ranks = np.divmod(units - self._level_units[level], sharing)
+    return self._largest.select(sharing, ranks), turns + self._level_turns[level]
 
   def unit_of(self, shards: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """The inverse of `locate`, `(units,) int64`; one pass over all shards for each unit."""
+    """Invert `locate`, `(units,) int64`; costs one pass over all shards for each unit."""
     return np.array(
       [
         np.minimum(self._shard_units, turn).sum() + np.count_nonzero(self._shard_units[:shard] > turn)
@@ -51,7 +51,7 @@ class RoundRobin:
 
 
 class _PrefixSelect:
-  """The j-th smallest among the first c of an order of [0, n): a wavelet matrix, highest bit first."""
+  """Wavelet matrix of an order of [0, n), highest bit first: finds the j-th smallest of its first c values."""
 
   def __init__(self, order: np.ndarray):
     self._bits = range(max(len(order) - 1, 0).bit_length() - 1, -1, -1)
@@ -61,16 +61,16 @@ class _PrefixSelect:
       self._zeros_before.append(np.concatenate([[0], np.cumsum(zero)]).astype(np.int32))
       order = np.concatenate([order[zero], order[~zero]])
 
-  def select(self, counts: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """For each pair (c, j), j < c: `(pairs,) int64`."""
-    start, stop, place = np.zeros_like(counts), counts, places
-    found = np.zeros_like(counts)
+  def select(self, counts: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return the j-th smallest of the first c values for each pair (c, j), j < c: `(pairs,) int64`."""
+    start, stop = np.zeros_like(counts), counts
+    values = np.zeros_like(counts)
     for bit, zeros_before in zip(self._bits, self._zeros_before, strict=True):
       zeros_start, zeros_stop = zeros_before[start], zeros_before[stop]
       zeros = zeros_stop - zeros_start
-      one = place >= zeros
-      start = np.where(one, zeros_before[-1] + start - zeros_start, zeros_start)
-      stop = np.where(one, zeros_before[-1] + stop - zeros_stop, zeros_stop)
-      place = np.where(one, place - zeros, place)
-      found |= one.astype(np.int64) << bit
-    return found
+      is_one = ranks >= zeros
+      start = np.where(is_one, zeros_before[-1] + start - zeros_start, zeros_start)
+      stop = np.where(is_one, zeros_before[-1] + stop - zeros_stop, zeros_stop)
+      ranks = np.where(is_one, ranks - zeros, ranks)
+      values |= is_one.astype(np.int64) << bit
+    return values

@@ -13,7 +13,7 @@ import numpy as np
 from anystep.caches.cache import Cache
 from anystep.caches.read_pool import held_bytes
 from anystep.forks import start_anew_in_children
-from anystep.order.epochs import EpochPolicy, Turns, numbered
+from anystep.order.epochs import EpochPolicy, Turns, number_rows
 from anystep.order.packing import WINDOW_RECORDS, PackingPolicy
 from anystep.plans.plan import BatchRows, Plan
 from anystep.units.tables import Members, ranges
@@ -230,7 +230,7 @@ class RecordReader:
       return [], _NONE, _NONE
     start, stop = self._windows(task, turns)
     columns = (task, turns.epochs, turns.shards, start)
-    _, first, window_of = np.unique(numbered(*columns), return_index=True, return_inverse=True)
+    _, first, window_of = np.unique(number_rows(*columns), return_index=True, return_inverse=True)
     keys: list[_WindowKey] = list(zip(*(column[first].tolist() for column in columns), strict=True))
     windows = [self._pool.get((self._owner, key)) for key in keys]
     missing = [k for k, window in enumerate(windows) if window is None]

@@ -15,7 +15,7 @@ from etils import epath
 from anystep.caches.cache import Cache, open_cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, PassThroughConverter, Rows
-from anystep.features.ragged import Batch, Ragged, padding
+from anystep.features.ragged import Batch, Ragged, make_padding
 from anystep.forks import start_anew_in_children
 from anystep.plans.plan import PADDING_TASK, BatchRows, Plan
 from anystep.plans.schedule import checked_step
@@ -362,7 +362,7 @@ def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragge
     lengths = np.zeros(len(real), np.int64)
     lengths[real] = values.lengths
     return Ragged(values.values, lengths)
-  spread = padding((len(real), *values.shape[1:]), values.dtype)
+  spread = make_padding((len(real), *values.shape[1:]), values.dtype)
   spread[real] = values
   return spread
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.features.ragged import Batch, Ragged, selected
+from anystep.features.ragged import Batch, Ragged, select_rows
 from anystep.transforms.identity import describe
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform, random_keys
 
@@ -115,7 +115,7 @@ class Filter(Transform):
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """See `Transform`."""
     kept = self._kept(batch, records)
-    return {name: selected(feature, kept) for name, feature in batch.items()}, np.flatnonzero(kept)
+    return {name: select_rows(feature, kept) for name, feature in batch.items()}, np.flatnonzero(kept)
 
   def _kept(self, batch: Batch, records: Records) -> np.ndarray:
     answers = _results(lambda example: bool(self._predicate(example)), records, _examples(batch, records))

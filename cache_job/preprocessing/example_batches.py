@@ -32,7 +32,7 @@ from anystep.cache_job.preprocessing.example_datasets import preprocessed_datase
 from anystep.cache_job.state.spill_files import SpilledRecords
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError, ExitCode, one_line
-from anystep.features.ragged import Batch, Ragged, selected
+from anystep.features.ragged import Batch, Ragged, select_rows
 from anystep.records.writing import serialize_examples
 from anystep.tasks.registry.fingerprint import cached_preprocessors
 
@@ -102,7 +102,7 @@ class ExampleBatches:
       for row in sorted(wrong):
         kept[row] = False
         self.bad.add(wrong[row], place=first_place + row, example=row_of(batch, row))
-      batch = {name: selected(feature, kept) for name, feature in batch.items()}
+      batch = {name: select_rows(feature, kept) for name, feature in batch.items()}
       records = _records(batch)
     return batch, records
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.features.converters import FeatureConverter, Rows
-from anystep.features.ragged import Batch, Ragged, padding
+from anystep.features.ragged import Batch, Ragged, make_padding
 from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
 from anystep.tasks.tensors import from_tensors
@@ -320,6 +320,6 @@ def _in_order(feature: Ragged, order: np.ndarray) -> Ragged:
 def _filled(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
   """Rows, and zeros after them where there are fewer than a batch has."""
   assert isinstance(rows, np.ndarray), "a model's features are dense"
-  filled = padding((len(real), *rows.shape[1:]), rows.dtype)
+  filled = make_padding((len(real), *rows.shape[1:]), rows.dtype)
   filled[: len(rows)] = rows
   return filled

@@ -17,7 +17,7 @@ from anystep.features.converters import (
   MaxTextConverter,
   PassThroughConverter,
   PrefixLMConverter,
-  shifted_right,
+  shift_right,
 )
 from anystep.features.ragged import Ragged
 
@@ -345,7 +345,7 @@ def test_what_stands_in_padding_reaches_nothing_that_has_weight(converter):
     padding = targets == 0
     assert not weights[padding].any()
     dirty = np.where(padding, junk, targets).astype(np.int32)
-    inputs = shifted_right(dirty, made.get("decoder_segment_ids"))
+    inputs = shift_right(dirty, made.get("decoder_segment_ids"))
     np.testing.assert_array_equal(inputs[weights > 0], made["decoder_input_tokens"][weights > 0])
     np.testing.assert_array_equal(inputs[~padding], made["decoder_input_tokens"][~padding])
 
@@ -466,7 +466,7 @@ def test_a_prefix_lms_inputs_take_the_targets_dtype():
 
 def test_shifting_keeps_dtype_and_rows_apart():
   targets = np.array([[5, 6], [7, 8]], np.int64)
-  assert caches.same_array(shifted_right(targets), np.array([[0, 5], [0, 7]]))
+  assert caches.same_array(shift_right(targets), np.array([[0, 5], [0, 7]]))
   assert targets.tolist() == [[5, 6], [7, 8]]
 
 

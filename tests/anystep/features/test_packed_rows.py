@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anystep.errors import AnystepError
-from anystep.features.packed_rows import packed_spans, segment_numbers
+from anystep.features.packed_rows import number_segments, pack_spans
 from anystep.features.ragged import Ragged
 
 # Examples' lengths, row by row; some rows have none.
@@ -27,7 +27,7 @@ def counts_of(packs):
 @settings(deadline=None, max_examples=100, derandomize=True)
 def test_every_place_is_of_the_example_that_covers_it(packs, room):
   length = max(map(sum, packs), default=0) + room
-  spans = packed_spans(flat(packs), counts_of(packs), length)
+  spans = pack_spans(flat(packs), counts_of(packs), length)
   owner, places = [], []
   for pack in packs:
     row = [(k + 1, place) for k, own in enumerate(pack) for place in range(own)]
@@ -36,25 +36,25 @@ def test_every_place_is_of_the_example_that_covers_it(packs, room):
     places.append([place for _, place in row])
   shape = (len(packs), length)
   assert caches.same_array(
-    spans.filled(segment_numbers(counts_of(packs))), np.array(owner, np.int32).reshape(shape)
+    spans.fill(number_segments(counts_of(packs))), np.array(owner, np.int32).reshape(shape)
   )
   assert caches.same_array(spans.positions(), np.array(places, np.int32).reshape(shape))
-  assert caches.same_array(spans.marked(), (np.array(owner).reshape(shape) > 0).astype(np.int32))
+  assert caches.same_array(spans.mask(), (np.array(owner).reshape(shape) > 0).astype(np.int32))
 
 
 def test_a_row_that_does_not_hold_its_examples_is_refused():
   lengths, counts = np.array([3, 2, 0, 4, 2, 9]), np.array([2, 0, 3, 1])
   with pytest.raises(AnystepError) as refused:
-    packed_spans(lengths, counts, 5)
+    pack_spans(lengths, counts, 5)
   assert (refused.value.code, refused.value.kind) == (65, "pack_length")
   assert refused.value.fields == {"row": 2, "expected": "at most 5 tokens in a row", "got": 6}
-  assert packed_spans(lengths, counts, 9).shape == (4, 9)
+  assert pack_spans(lengths, counts, 9).shape == (4, 9)
 
 
 @pytest.mark.parametrize("counts", [[], [2], [1, 3], [4]])
 def test_counts_of_other_examples_are_refused(counts):
   with pytest.raises(AnystepError) as refused:
-    packed_spans(np.array([1, 1, 1]), np.array(counts, np.int64), 9)
+    pack_spans(np.array([1, 1, 1]), np.array(counts, np.int64), 9)
   assert (refused.value.code, refused.value.kind) == (78, "pack_counts")
   assert refused.value.fields == {"expected": "counts of 3 examples in all", "got": sum(counts)}
 

@@ -61,7 +61,7 @@ def named(quotas):
 
 def anew(quotas):
   """A mixture of which no stripe is computed yet."""
-  mixing._period_of.cache_clear()
+  mixing._share_period.cache_clear()
   return Mixing.of_quotas(named(quotas))
 
 
@@ -243,8 +243,8 @@ def test_the_order_of_asking_does_not_matter(seed):
 def test_what_is_asked_early_in_a_long_period_waits_for_no_more_than_a_chunk(monkeypatch):
   mixture = anew([1, 2**23, 2**23 - 1])
   chunks = []
-  chunk = mixing._chunk
-  monkeypatch.setattr(mixing, "_chunk", lambda *arguments: chunks.append(arguments) or chunk(*arguments))
+  chunk = mixing._draw_chunk
+  monkeypatch.setattr(mixing, "_draw_chunk", lambda *arguments: chunks.append(arguments) or chunk(*arguments))
   assert mixture.draws(10**6 * 2**24, 10**6 * 2**24 + 64).tolist() == oracle_start(mixture, 64)
   assert mixture.counts(65536).sum() == 65536
   assert mixture.stripe_of(1, 1000) < 65536
