@@ -22,7 +22,8 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.seqio_api.converters import native_converter
-from anystep.tasks.seqio_api.deterministic_task import CachedTasks, steps_dataset
+from anystep.tasks.seqio_api.deterministic_task import CachedTasks
+from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 # T5X's names of finished checkpoints; unfinished ones have longer names.
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")

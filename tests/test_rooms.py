@@ -16,7 +16,8 @@ PACKAGES = {
 MAX_LINES = 400
 # Each floor imports from those above it in this table alone, and rooms of one floor nothing from each other.
 FLOORS = """
-  anystep.compiled anystep.earlier_names anystep.errors anystep.lazy anystep.whole_numbers
+  anystep.compiled anystep.earlier_names anystep.error_kinds anystep.lazy anystep.whole_numbers
+  anystep.errors
   anystep.cached anystep.forks anystep.limits
   anystep.files
   anystep.features anystep.order anystep.programs
@@ -29,6 +30,7 @@ FLOORS = """
   anystep.inspection anystep.streams
   anystep
   anystep.tasks.startup anystep.tasks.tensors anystep.tasks.metrics anystep.tasks.preprocessors
+  anystep.tasks.seqio_internals
   anystep.tasks.vocabularies anystep.tasks.sources
   anystep.tasks.registry
   anystep.tasks.reading

@@ -11,6 +11,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import read_json
 from anystep.files.names import info_name, stats_name
+from anystep.tasks import seqio_internals
 
 
 def cached_shards(directory: epath.PathLike, split: str) -> list[str]:
@@ -55,7 +56,7 @@ def cached_shards(directory: epath.PathLike, split: str) -> list[str]:
 def read_cached_shard(directory: epath.PathLike, split: str, shard: int) -> Any:
   """A file's examples as a tf.data dataset, as SeqIO reads them."""
   num_shards = len(cached_shards(directory, split))
-  source = seqio.dataset_providers._CachedDataSource(str(directory), split)
+  source = seqio_internals.cached_source(str(directory), split)
   shard_info = seqio.ShardInfo(index=shard, num_shards=num_shards)
   return source.get_dataset(split=split, shuffle=False, shard_info=shard_info)
 

@@ -14,8 +14,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.order.permutation import preprocess_seed
+from anystep.tasks import seqio_internals
 
 # So many more than are followed are run too: what joins examples shows by what it makes of others.
 _MORE_EXAMPLES = 4
@@ -25,11 +26,6 @@ _RESTART_SHARDS = 16
 # What makes very many of one example, or never ends, is not waited for.
 _MOST_RESULTS = 4096
 # What TensorFlow puts around the words of what was raised.
-_AROUND_WORDS = re.compile(
-  r"\{\{[^}]*\}\} ?|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
-  r"|(\n\t \[\[|\n\nDetected at node| \[Op:|\nTraceback \(most recent call last\)).*",
-  re.DOTALL,
-)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -269,7 +265,7 @@ class FollowedExamples:
           failure = TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
       except Exception as error:
         failure = error
-      next_seed = seqio.utils._NEXT_MAP_SEED
+      next_seed = seqio_internals.next_map_seed()
     if failure is not None:
       raise failure
     return dataset, next_seed
@@ -335,11 +331,8 @@ def said(error: Exception) -> str:
   where = ""
   if "in user code:" in text:
     frames = [(path, line) for path, line in _FRAME.findall(text) if "site-packages" not in path]
-    text = text.strip().rpartition("\n")[2]
     where = "".join(f" ({PurePath(path).name}, line {line})" for path, line in frames[-1:])
-  text = " ".join(_AROUND_WORDS.sub("", text).split())
-  name = type(error).__name__
-  return (text if re.match(r"\w+(Error|Exception): ", text) else f"{name}: {text}") + where
+  return one_line(error, without_graph=True) + where
 
 
 def _contents(examples: Sequence[Any]) -> list[Any]:

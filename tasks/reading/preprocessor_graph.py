@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch, Ragged
+from anystep.tasks import seqio_internals
 from anystep.tasks.tensors import all_rows, from_tensors, to_tensors
 
 Seeds = Mapping[str, np.ndarray]
@@ -31,7 +30,6 @@ _KEEP_EVERY_EXAMPLE = {
 }
 # What these make of an example depends on those beside it.
 _JOIN_EXAMPLES = re.compile("Batch|Window|Shuffle|Repeat|Take|Skip|Shard|Concatenate|Cache")
-_patch_lock = threading.Lock()
 
 
 class PreprocessorGraph:
@@ -79,7 +77,7 @@ class PreprocessorGraph:
       dataset = source
       for preprocessor in self._preprocessors:
         feed = _SeedFeed(None)
-        with _seeds_from(feed):
+        with seqio_internals.seeds_of_random_maps(feed.take):
           dataset = preprocessor(dataset)
         self.num_seeds.append(feed.used)
         kinds = _kinds_between(source, dataset)
@@ -151,7 +149,7 @@ class PreprocessorGraph:
     self, num_preprocessors: int, dataset: tf.data.Dataset, seeds: Mapping[str, tf.Tensor]
   ) -> tf.data.Dataset:
     for p, preprocessor in enumerate(self._preprocessors[:num_preprocessors]):
-      with _seeds_from(_SeedFeed(seeds.get(str(p)))):
+      with seqio_internals.seeds_of_random_maps(_SeedFeed(seeds.get(str(p))).take):
         dataset = preprocessor(dataset)
     return dataset
 
@@ -186,13 +184,13 @@ def validated(task: seqio.Task, dataset: Any) -> Any:
     AnystepError: 78 `output_features`.
   """
   try:
-    return task._validate_preprocessing(dataset)
+    return seqio_internals.validate_preprocessing(task, dataset)
   except ValueError as error:
     raise AnystepError(
       ExitCode.CONFIG,
       "output_features",
       task=task.name,
-      got=str(error),
+      got=one_line(error, with_type=False),
       fix="make the preprocessors and the task's output_features agree",
     ) from error
 
@@ -212,33 +210,6 @@ class _SeedFeed:
     pairs = tf.pad(seeds[:, first : self.used], [[0, 1], [0, 0], [0, 0]])
     columns = tuple((pairs[:, j, 0], pairs[:, j, 1]) for j in range(num_seeds))
     return tf.data.Dataset.from_tensor_slices(columns)
-
-
-@contextlib.contextmanager
-def _seeds_from(feed: _SeedFeed) -> Iterator[None]:
-  """Makes `seqio.map_over_dataset(num_seeds=n)` take its seeds from the feed while a graph is built.
-
-  SeqIO draws them from stateful random datasets that follow the stream's position, fixed when the graph
-  is built; it offers no other way in. tests/tasks/reading/test_reading.py pins what this relies on.
-  """
-  random_map = seqio.utils._GrainRandomMapFn
-
-  def call(self, dataset: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-    def apply(element, seeds):
-      named = {"seed": seeds[0]} if self.num_seeds == 1 else {"seeds": seeds}
-      return self._map_fn_with_special_kwargs(element, *args, **named, **kwargs)
-
-    return tf.data.Dataset.zip((dataset, feed.take(self.num_seeds))).map(
-      apply, num_parallel_calls=self.num_parallel_calls
-    )
-
-  with _patch_lock:
-    original = random_map.__call__
-    random_map.__call__ = call
-    try:
-      yield
-    finally:
-      random_map.__call__ = original
 
 
 def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str]:

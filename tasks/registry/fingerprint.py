@@ -1,4 +1,4 @@
-"""What decided a task's cached examples (design section 4, fingerprint)."""
+"""What decided a task's cached examples (docs/order.md#the-fingerprint)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from etils import epath
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import Fingerprint, Manifest
 from anystep.errors import AnystepError, ExitCode
+from anystep.tasks import seqio_internals
 from anystep.tasks.vocabularies.copies import use_copies, vocabulary_digests
 from anystep.tasks.vocabularies.files import watch_models
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
@@ -158,13 +159,13 @@ def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
   }
   described = {name: describe(value) for name, value in plain.items()}
   if isinstance(source, seqio.FunctionDataSource):
-    described["function"] = describe(source._dataset_fn)
+    described["function"] = describe(seqio_internals.dataset_function(source))
   if isinstance(source, seqio.TfdsDataSource):
     described["tfds_name"] = source.tfds_dataset.name
   if isinstance(source, seqio.FileDataSource):
     # Patterns begin where the program runs; the files that they name stand here.
     described.pop("split_to_filepattern", None)
-    described["reader"] = describe(source._reader)
+    described["reader"] = describe(seqio_internals.file_reader(source))
     described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
   return described
 

@@ -10,7 +10,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.features.converters import (
   DecoderConverter,
   EncoderConverter,
@@ -22,6 +22,7 @@ from anystep.features.converters import (
   Rows,
 )
 from anystep.features.ragged import Batch, Ragged
+from anystep.tasks import seqio_internals
 from anystep.tasks.tensors import Tensors, all_rows, rows_from_tensors, to_tensors
 
 
@@ -32,7 +33,7 @@ def native_converter(converter: seqio.FeatureConverter) -> FeatureConverter:
   whatever `apply_length_check` says.
   """
   # A subclass may convert otherwise, and features that pass through are SeqIO's own matter.
-  if getattr(converter, "_passthrough_features", None):
+  if seqio_internals.passes_features_through(converter):
     return SeqioConverter(converter)
   if type(converter) is seqio.EncDecFeatureConverter:
     return EncoderDecoderConverter(bos_id=converter.bos_id)
@@ -41,7 +42,8 @@ def native_converter(converter: seqio.FeatureConverter) -> FeatureConverter:
   if type(converter) is seqio.PrefixLMFeatureConverter:
     return PrefixLMConverter(loss_on_targets_only=converter.loss_on_targets_only, bos_id=converter.bos_id)
   if type(converter) is seqio.DecoderFeatureConverter:
-    return DecoderConverter(loss_on_targets_only=converter._loss_on_targets_only, bos_id=converter.bos_id)
+    loss_on_targets_only = seqio_internals.loss_on_targets_only(converter)
+    return DecoderConverter(loss_on_targets_only=loss_on_targets_only, bos_id=converter.bos_id)
   if type(converter) is seqio.EncoderFeatureConverter:
     return EncoderConverter(mask_id=converter.mask_id)
   if type(converter) is seqio.PassThroughFeatureConverter:
@@ -62,7 +64,7 @@ class SeqioConverter:
 
   def __init__(self, converter: seqio.FeatureConverter):
     self._converter = converter
-    self._packs = bool(getattr(converter, "_pack", False))
+    self._packs = seqio_internals.packs(converter)
     self._functions: dict[Any, Callable[[Tensors], Tensors]] = {}
     self._lock = threading.Lock()
 
@@ -73,7 +75,7 @@ class SeqioConverter:
 
     Raises:
       AnystepError: 78 `converter_pack` for packed rows and a converter that does not pack; 78
-        `converter_refused` where SeqIO refuses the features or lengths, 65 where it refuses an example; 78
+        `converter_refused` where SeqIO refuses the features, the lengths or an example; 78
         `converter_rows` where it makes another number of rows than there are.
     """
     if counts is not None and not self._packs:
@@ -103,7 +105,7 @@ class SeqioConverter:
     try:
       rows = rows_from_tensors(convert(features))
     except tf.errors.InvalidArgumentError as error:
-      raise self._refused(ExitCode.DATA, error) from error
+      raise self._refused(error) from error
     found = {len(feature) for feature in rows.values()}
     if found != {num_rows}:
       raise AnystepError(
@@ -116,13 +118,13 @@ class SeqioConverter:
       )
     return rows
 
-  def _refused(self, code: ExitCode, error: Exception) -> AnystepError:
+  def _refused(self, error: Exception) -> AnystepError:
     return AnystepError(
-      code,
+      ExitCode.CONFIG,
       "converter_refused",
       converter=type(self._converter).__name__,
       expected="features and lengths that the converter takes",
-      got=_said(error),
+      got=one_line(error, with_type=False, without_graph=True),
       fix="make the task's features, TASK_FEATURE_LENGTHS and the converter agree",
     )
 
@@ -135,7 +137,7 @@ class SeqioConverter:
         try:
           self._functions[key] = self._traced(specs, dict(feature_lengths))
         except ValueError as error:
-          raise self._refused(ExitCode.CONFIG, error) from error
+          raise self._refused(error) from error
       return self._functions[key]
 
   def _traced(
@@ -175,12 +177,3 @@ def _joined(parts: list[Ragged | np.ndarray]) -> Ragged | np.ndarray:
   values = np.concatenate([part.values if isinstance(part, Ragged) else part for part in parts])
   lengths = [part.lengths for part in parts if isinstance(part, Ragged)]
   return Ragged(values, np.concatenate(lengths)) if lengths else values
-
-
-def _said(error: Exception) -> str:
-  """What an error says without TensorFlow's stacks, before an assertion's text and in functions it mapped."""
-  text = str(error)
-  _, found, said = text.rpartition("assertion failed: ")
-  if found:
-    return said.partition("\n")[0]
-  return text.strip().rpartition("\n")[2].strip() if text.startswith("in user code:") else text

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import functools
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,22 +13,22 @@ import tensorflow as tf
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, Rows
-from anystep.features.ragged import Ragged
 from anystep.files import names
 from anystep.limits import is_count
 from anystep.order.epochs import EpochPolicy
-from anystep.plans.plan import Plan, Rate
+from anystep.plans.changes import Rate
+from anystep.plans.plan import Plan
 from anystep.streams.stream import Stream, find_cache, open_stream
+from anystep.tasks import seqio_internals
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.tasks.registry.fingerprint import check_reader
 from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 SequenceLength = Mapping[str, Any]
 
 # Examples that TensorFlow is given at a time.
 _ROWS_AT_A_TIME = 256
-# At the process's end: how long reads have to be absent, and how long that is waited for.
-_QUIET_SECONDS, _PATIENCE_SECONDS = 0.05, 10.0
 
 
 class DeterministicTask(seqio.Task):
@@ -86,7 +82,7 @@ class DeterministicTask(seqio.Task):
     cached = CachedTasks.open(self, split, sequence_length)
     dataset = cached.examples(shuffle=shuffle, seed=seed, shard_info=shard_info, num_epochs=num_epochs)
     if trim_output_features:
-      dataset = self._trim_output_features(dataset, sequence_length=sequence_length)
+      dataset = seqio.utils.trim_dataset(dataset, sequence_length, self.output_features)
     return dataset.prefetch(tf.data.AUTOTUNE)
 
   def replace(self, **kwargs: Any) -> DeterministicTask:
@@ -96,11 +92,9 @@ class DeterministicTask(seqio.Task):
       name=replaced.name,
       source=replaced.source,
       output_features=replaced.output_features,
-      preprocessors=replaced._preprocessor_constructor_args,
       postprocess_fn=replaced.postprocessor,
-      metric_fns=replaced._metric_fn_constructor_args,
-      metric_objs=replaced._metric_objs_constructor_args,
       shuffle_buffer_size=replaced.shuffle_buffer_size,
+      **seqio_internals.task_arguments(replaced),
     )
 
 
@@ -305,93 +299,6 @@ def tasks_with_split(mixture: seqio.Mixture, split: str) -> list[seqio.Task]:
       fix="name a split that some task of the mixture has",
     )
   return tasks
-
-
-def steps_dataset(read: Callable[[int], Rows], form: Rows, *, steps: range) -> tf.data.Dataset:
-  """What is read of each step as a tf.data.Dataset, a `Ragged` as a RaggedTensor.
-
-  All its state is the step, so that tf.data's checkpoints are exact.
-
-  Args:
-    read: a function of the step alone; may be called by several threads.
-    form: any rows that it might have read.
-    steps: which steps.
-  """
-  gate = _gate()
-  forms = sorted(form.items())
-  specs = []
-  for _, feature in forms:
-    values, *lengths = _flat(feature)
-    dtype = tf.string if values.dtype == object else tf.as_dtype(values.dtype)
-    specs += [
-      tf.TensorSpec([None, *values.shape[1:]], dtype),
-      *(tf.TensorSpec([None], tf.int64) for _ in lengths),
-    ]
-
-  def read_flat(step: int) -> list[Any]:
-    with gate:
-      rows = read(int(step))
-    return [part for name, _ in forms for part in _flat(rows[name])]
-
-  def tensors(step: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    flat = tf.numpy_function(read_flat, [step], [spec.dtype for spec in specs], stateful=False)
-    parts = iter([tf.ensure_shape(part, spec.shape) for part, spec in zip(flat, specs, strict=True)])
-    made = {}
-    for name, feature in forms:
-      made[name] = next(parts)
-      for _ in _flat(feature)[1:]:
-        made[name] = tf.RaggedTensor.from_row_lengths(made[name], next(parts), validate=False)
-    return made
-
-  options = tf.data.Options()
-  # Threads that wait for Python must not be those that the reader's own graphs need: 0 is one a core.
-  options.threading.private_threadpool_size = 0
-  return tf.data.Dataset.range(steps.start, steps.stop).map(tensors).with_options(options)
-
-
-def _flat(feature: Ragged | np.ndarray) -> list[np.ndarray]:
-  """A feature's values, and of ragged rows how long they are, the innermost first."""
-  return [*_flat(feature.values), feature.lengths] if isinstance(feature, Ragged) else [feature]
-
-
-class _Gate:
-  """What TensorFlow's threads go through to read: it closes before the interpreter ends.
-
-  A thread that asks for Python after that would never return, and the process, that waits for it, not end.
-  """
-
-  def __init__(self) -> None:
-    self._lock = threading.Lock()
-    self._inside = self._entered = 0
-    self._closed = False
-
-  def __enter__(self) -> None:
-    with self._lock:
-      self._entered += 1
-      if self._closed:
-        raise RuntimeError("the process ends")
-      self._inside += 1
-
-  def __exit__(self, *exc_info: object) -> None:
-    with self._lock:
-      self._inside -= 1
-
-  def close(self) -> None:
-    """Refuses further reads, and waits until nobody reads or tries to."""
-    self._closed = True
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    seen = -1
-    while (self._inside or seen != self._entered) and time.monotonic() < deadline:
-      seen = self._entered
-      time.sleep(_QUIET_SECONDS)
-
-
-@functools.cache
-def _gate() -> _Gate:
-  """The process's one."""
-  gate = _Gate()
-  atexit.register(gate.close)
-  return gate
 
 
 def _find_cache(task: seqio.Task, split: str, roots: Sequence[str]) -> Cache:

@@ -22,23 +22,17 @@ from anystep.files import names, storage
 from anystep.files.json_files import MALFORMED
 from anystep.limits import MAX_FEATURE_LENGTH, is_count
 from anystep.programs.progress import log_notice
+from anystep.tasks import seqio_internals
 from anystep.tasks.vocabularies.files import content_of, is_there, use_file
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
 from anystep.transforms.identity import describe
 
-# By class, the attribute that names the file.
-_FILES = {
-  seqio.SentencePieceVocabulary: "_sentencepiece_model_file",
-  HuggingFaceVocabulary: "tokenizer_file",
-  seqio.BertWordPieceVocabulary: "_vocab_lookup_table",
-}
-
 
 def file_of(vocabulary: seqio.Vocabulary) -> str | None:
   """The file that a vocabulary names; None for one without."""
-  attribute = _attribute(vocabulary)
-  name = None if attribute is None else getattr(vocabulary, attribute)
-  return name if isinstance(name, str) else None
+  if isinstance(vocabulary, HuggingFaceVocabulary):
+    return vocabulary.tokenizer_file
+  return seqio_internals.model_file(vocabulary)
 
 
 def vocabulary_digests(task: seqio.Task) -> dict[str, str]:
@@ -156,21 +150,19 @@ def _rebuilt(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> 
 
 def _is_made_of(vocabulary: seqio.Vocabulary, path: epath.Path) -> bool:
   """Whether a vocabulary, as it was read, is what a file makes of it."""
-  attribute = _attribute(vocabulary)
-  if isinstance(vocabulary, seqio.BertWordPieceVocabulary) or attribute is None:
+  if isinstance(vocabulary, HuggingFaceVocabulary):
+    of_copy = copy.copy(vocabulary)
+    of_copy.tokenizer_file = str(path)
+  elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    of_copy = seqio_internals.with_model_file(vocabulary, str(path))
+  else:
     return True
-  of_copy = copy.copy(vocabulary)
-  setattr(of_copy, attribute, str(path))
   return describe(of_copy) == describe(vocabulary)
 
 
 def _files(task: seqio.Task) -> dict[str, str]:
   files = {name: file_of(feature.vocabulary) for name, feature in task.output_features.items()}
   return {name: file for name, file in files.items() if file is not None}
-
-
-def _attribute(vocabulary: seqio.Vocabulary) -> str | None:
-  return next((name for kind, name in _FILES.items() if isinstance(vocabulary, kind)), None)
 
 
 def _class_name(kind: type) -> str:

@@ -11,18 +11,17 @@ import os
 import threading
 from typing import Any
 
-import seqio
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
+from anystep.tasks import seqio_internals
 
 # A store that cannot be reached lets TensorFlow try again for minutes.
 _LOOK_SECONDS = 20.0
 
 _stand_ins: dict[str, str] = {}
-_seqio_load_model = seqio.vocabularies._load_model
 
 
 def use_file(original: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
@@ -103,14 +102,14 @@ def vocabulary_invalid(path: str, expected: str, got: object) -> AnystepError:
 
 def watch_models() -> None:
   """Makes SeqIO look whether a SentencePiece model is there, and what stands in for it, before reading it."""
-  seqio.vocabularies._load_model = _load_model
+  seqio_internals.replace_model_loader(_load_model)
 
 
-@functools.wraps(_seqio_load_model)
+@functools.wraps(seqio_internals.load_sentencepiece_model)
 def _load_model(sentencepiece_model_file: str, *arguments: Any, **keywords: Any) -> Any:
   path = found(sentencepiece_model_file)
   try:
-    return _seqio_load_model(path, *arguments, **keywords)
+    return seqio_internals.load_sentencepiece_model(path, *arguments, **keywords)
   except (DecodeError, RuntimeError) as error:
     raise vocabulary_invalid(path, "a SentencePiece model", error) from error
 

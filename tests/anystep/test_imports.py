@@ -30,6 +30,7 @@ MADE_OF_TASKS = {
     "anystep.tasks.registry.modules",
     "anystep.tasks.seqio_api.converters",
     "anystep.tasks.seqio_api.deterministic_task",
+    "anystep.tasks.seqio_api.step_datasets",
   },
 }
 LIBRARY_MODULES = sorted({*MODULES} - FACES)

@@ -17,6 +17,7 @@ from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 from anystep.files.json_files import canonical_json
 from anystep.programs.progress import show_library_work
+from anystep.tasks import seqio_internals
 from anystep.tasks.registry.fingerprint import check_reader, provenance_difference
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.tasks.vocabularies import files as vocabulary_files
@@ -35,7 +36,7 @@ LAYOUTS = [
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
   """Leaves what stands in for what as it was."""
-  monkeypatch.setattr(seqio.vocabularies, "_load_model", vocabulary_files._seqio_load_model)
+  monkeypatch.setattr(seqio.vocabularies, "_load_model", seqio_internals.load_sentencepiece_model)
   monkeypatch.setattr(vocabulary_files, "_stand_ins", {})
 
 

@@ -1,6 +1,5 @@
 """Vocabularies' files: one error where they are missing, and others in their place."""
 
-import inspect
 import pathlib
 import sys
 import time
@@ -10,6 +9,7 @@ import seqio
 import small_tasks
 
 from anystep.errors import AnystepError
+from anystep.tasks import seqio_internals
 from anystep.tasks.registry.fingerprint import reader_part
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.vocabularies import files as vocabulary_files
@@ -21,7 +21,7 @@ MODEL = pathlib.Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "s
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
   """Leaves SeqIO and what stands in for what as they were."""
-  monkeypatch.setattr(seqio.vocabularies, "_load_model", vocabulary_files._seqio_load_model)
+  monkeypatch.setattr(seqio.vocabularies, "_load_model", seqio_internals.load_sentencepiece_model)
   monkeypatch.setattr(vocabulary_files, "_stand_ins", {})
   vocabulary_files._looked_for_remotely.cache_clear()
 
@@ -161,16 +161,3 @@ class TestUseFile:
       vocabulary_files.found(gone)
     assert failure.value.fields["path"] == str(copied)
     assert failure.value.fields["in_place_of"] == gone
-
-
-def test_seqio_reads_models_through_the_function_that_is_replaced():
-  """Pins what is needed of SeqIO: the name is looked up when a model is read, and the path comes first."""
-  assert list(inspect.signature(vocabulary_files._seqio_load_model).parameters)[:2] == [
-    "sentencepiece_model_file",
-    "extra_ids",
-  ]
-  source = inspect.getsource(seqio.SentencePieceVocabulary._model_context)
-  assert "_load_model(" in source
-  assert "self._sentencepiece_model_file" in source
-  code = seqio.SentencePieceVocabulary._model_context.__code__
-  assert "_load_model" in code.co_names
