@@ -1,4 +1,5 @@
-"""A task's cache: its manifest, its files opened and checked, and what a process holds to read them.
+"""A task's cache: its manifest, checks of its files, and the pool of open files and records.
 
-What a cache consists of. Which of its records are read when is for `anystep.plans` and `anystep.streams`.
+These modules know what a cache consists of. The plan and the streams decide when its records are read:
+`anystep.plans`, `anystep.streams`.
 """

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
 
+from anystep.caches.file_checks import (
+  RESTORE,
+  check_content,
+  check_foreign,
+  check_sizes,
+  file_changing,
+  list_directory,
+  read_array,
+  read_content,
+  stamp_file,
+)
 from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
 from anystep.containers.containers import PARQUET, BlockReader, open_blocks
@@ -19,20 +28,18 @@ from anystep.containers.file_ranges import FileStamp
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.features.ragged import Ragged
 from anystep.files import names
-from anystep.files.input_files import open_file, read_file
-from anystep.files.os_failures import os_failure
+from anystep.files.input_files import read_file
 from anystep.limits import MAX_JSON_BYTES
 from anystep.order.preshuffle import preshuffle
 from anystep.records.parsing import parse_example, parse_examples
 from anystep.whole_numbers import whole_numbers
 
-_RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 _T = TypeVar("_T")
 _COMPLETED_TEXT = re.compile(r"([A-Za-z0-9_.-]+ [0-9a-f]{64}\n)+\Z")
 
 
 def read_completed(directory: epath.Path) -> dict[str, str]:
-  """The splits of a complete cache with the sha256 of their manifests; empty where there is no cache."""
+  """Return the sha256 of the manifest of each split, by split; nothing where there is no complete cache."""
   try:
     content = read_file(directory / names.COMPLETED, limit_bytes=MAX_JSON_BYTES)
   except (FileNotFoundError, NotADirectoryError):
@@ -52,12 +59,12 @@ def _completed_invalid(directory: epath.Path, *, got: object) -> AnystepError:
     path=directory / names.COMPLETED,
     expected="one line per split: split, sha256 of its manifest",
     got=got,
-    fix=_RESTORE,
+    fix=RESTORE,
   )
 
 
 def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPool | None = None) -> Cache:
-  """Opens a split of a task's cache after checking that its files are those that were written.
+  """Open a split of a task's cache, after checking that its files are those that were written.
 
   One listing and the manifest are read; `Cache.verify` reads every byte.
 
@@ -108,7 +115,7 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
 
 
 def read_manifest(path: epath.Path, sha256: str) -> Manifest:
-  """Reads a manifest of a complete cache, which COMPLETED names by its sha256.
+  """Return a manifest of a complete cache, whose sha256 is in COMPLETED.
 
   Raises:
     AnystepError: 65 `file_missing`, `manifest_changed`; as `Manifest.from_json`.
@@ -116,12 +123,12 @@ def read_manifest(path: epath.Path, sha256: str) -> Manifest:
   try:
     content = read_file(path, limit_bytes=MAX_JSON_BYTES)
   except FileNotFoundError as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
+    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=RESTORE) from error
   except (ValueError, IsADirectoryError) as error:
-    raise AnystepError(ExitCode.DATA, "manifest_invalid", path=path, got=error, fix=_RESTORE) from error
-  found = hashlib.sha256(content).hexdigest()
-  if found != sha256:
-    raise AnystepError(ExitCode.DATA, "manifest_changed", path=path, expected=sha256, got=found, fix=_RESTORE)
+    raise AnystepError(ExitCode.DATA, "manifest_invalid", path=path, got=error, fix=RESTORE) from error
+  got = hashlib.sha256(content).hexdigest()
+  if got != sha256:
+    raise AnystepError(ExitCode.DATA, "manifest_changed", path=path, expected=sha256, got=got, fix=RESTORE)
   return Manifest.from_json(content, path=path)
 
 
@@ -134,7 +141,7 @@ class Cache:
   Attributes:
     root: the directory that the task's lies below.
     directory: the task's directory.
-    manifest: what the split consists of.
+    manifest: the split's files, features and layout.
     manifest_sha256: sha256 of the manifest file, as COMPLETED states it.
   """
 
@@ -153,7 +160,7 @@ class Cache:
     self.manifest_sha256 = manifest_sha256
     self.pool = process_pool() if pool is None else pool
     self._key = (str(self.directory), manifest.split, manifest_sha256)
-    # Of record files whose content is the manifest's, by name.
+    # Stamps of record files whose content was compared with the manifest, by name.
     self._stamps = dict(stamps or {})
     self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
     # Index of the first record of each shard, where shards are files one after the other.
@@ -171,28 +178,28 @@ class Cache:
     return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256, stamps)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    """The example of an index, features by name."""
+    """Return the example of an index, features by name."""
     (record,) = self.read_records(*self.locate([index]))
     return parse_example(record, self.manifest.features)
 
   def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
-    """The examples of several indices: what PyTorch's and Grain's batched fetching ask for."""
+    """Return the examples of several indices: PyTorch's and Grain's batched fetching call this."""
     records = self.read_records(*self.locate(indices))
     return [parse_example(record, self.manifest.features) for record in records]
 
   _getitems = __getitems__
 
   def read(self, indices: Sequence[int] | np.ndarray) -> dict[str, Ragged | np.ndarray]:
-    """The examples of several indices, each feature as one batch."""
+    """Return the examples of several indices, each feature as one batch."""
     records = self.read_records(*self.locate(indices))
     return parse_examples(records, self.manifest.features)
 
   def locate(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shard and place of indices, `(rows,) int64` each.
+    """Return shard and place of indices, `(rows,) int64` each.
 
     Raises:
       IndexError: for an index that the split does not have.
-      TypeError: for what is no whole number, a mask among them.
+      TypeError: for values that are no whole numbers, also for a mask.
     """
     indices = whole_numbers(indices, "indices")
     outside = indices[(indices < 0) | (indices >= len(self))]
@@ -204,17 +211,17 @@ class Cache:
     return indices % self.manifest.num_shards, indices // self.manifest.num_shards
 
   def index_of(self, shards: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Indices of records by shard and place, `(rows,) int64`: the inverse of `locate`."""
+    """Return indices of records by shard and place, `(rows,) int64`: the inverse of `locate`."""
     if self.manifest.layout == AS_IS:
       return self._starts[shards] + places
     return places * self.manifest.num_shards + shards
 
   def read_records(self, shards: np.ndarray, places: np.ndarray) -> list[bytes]:
-    """Serialized records by shard and place, `(rows,)` each, in that order; blocks are held whole.
+    """Return serialized records by shard and place, `(rows,)` each; the pool holds their whole blocks.
 
     Raises:
       IndexError: for a shard or a place that the split does not have.
-      TypeError: for what is no whole number.
+      TypeError: for values that are no whole numbers.
     """
     shards, places = whole_numbers(shards, "shards"), whole_numbers(places, "places")
     sizes = self.manifest.shard_records
@@ -226,7 +233,7 @@ class Cache:
     return [blocks[key][place] for key, place in zip(keys, (places % block_records).tolist(), strict=True)]
 
   def held_block(self, shard: int, block: int) -> list[bytes]:
-    """A block that the pool holds from now on, as long as it has room."""
+    """Return the records of a block, which the pool holds from now on, as long as it has room."""
     key = (self._key, shard, block)
     with self.pool.lock:
       records = self.pool.get(key)
@@ -236,33 +243,33 @@ class Cache:
       return records
 
   def read_blocks(self, shard: int, blocks: Sequence[int]) -> list[list[bytes]]:
-    """Whole blocks of a shard, read from its file."""
+    """Read whole blocks of a shard from its file."""
     return self._read(shard, lambda reader: [reader.read_block(block) for block in blocks])
 
   def read_single(self, shard: int, places: Sequence[int]) -> list[bytes]:
-    """Single records of a shard, read from its file; a block that is one chunk is read for each."""
+    """Read single records of a shard from its file; where a block is one chunk, each record costs a block."""
     return self._read(shard, lambda reader: reader.read_records(places))
 
   def _read(self, shard: int, read: Callable[[BlockReader], _T]) -> _T:
-    """What is read of a shard's file, as long as it is the one that was opened and checked."""
+    """Read from a shard's file, if it is still the file that was opened and checked."""
     entry, key = self.manifest.record_files[shard], (self._key, shard)
     with self.pool.lock:
       for _ in range(2):
         reader = self.pool.reader(key, lambda: self._open(shard))
         try:
-          found = read(reader)
+          content = read(reader)
         except AnystepError:
-          # What is put in the file's place next is read, as the error asks for.
+          # So that the next call opens the file that somebody restores, as the error asks for.
           self.pool.close_reader(key)
           raise
-        # Only now: what is written to a file before it is read changes its stamp before, too.
+        # Compared after reading: a change of the file before the read has changed its stamp too.
         if reader.stamp() == self._stamps[entry.name]:
-          return found
+          return content
         self.pool.close_reader(key)
-    raise self._changing(self.path_of(entry))
+    raise file_changing(self.path_of(entry))
 
   def source_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where examples come from: source shard and place among its examples, `(rows,) int64` each."""
+    """Return source shards of examples, and places among their examples, `(rows,) int64` each."""
     m = self.manifest
     if m.layout == AS_IS:
       return self.locate(indices)
@@ -274,79 +281,50 @@ class Cache:
     return source_shards, ordinals - starts[source_shards]
 
   def lengths(self, shard: int) -> np.ndarray:
-    """Token counts of a shard's records: `(records, sequence features) uint32`, columns by name."""
+    """Return token counts of a shard's records: `(records, sequence features) uint32`, columns by name."""
     entry = self.manifest.lengths_files[shard]
     shape = (entry.records, len(self.manifest.sequence_features))
-    return self._table(entry, "lengths_form", np.dtype(np.uint32), shape)
+    return self._read_array(entry, "lengths_form", np.uint32, shape)
 
-  def _table(self, entry: FileEntry, kind: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """An array file of the cache, its content compared with the manifest."""
-    path = self.path_of(entry)
-    content = _content(path, entry.sha256)
-    try:
-      table = np.load(io.BytesIO(content), allow_pickle=False)
-      found: object = (table.dtype, table.shape)
-    except ValueError as error:
-      found = str(error)
-    if found != (dtype, shape):
-      raise AnystepError(ExitCode.DATA, kind, path=path, expected=(dtype, shape), got=found, fix=_RESTORE)
-    return table
+  def _read_array(self, entry: FileEntry, kind: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+    return read_array(self.path_of(entry), entry.sha256, kind=kind, dtype=np.dtype(dtype), shape=shape)
 
   def path_of(self, entry: FileEntry) -> epath.Path:
-    """Where a file of the manifest lies."""
+    """Return the path of a file of the manifest."""
     if self.manifest.layout == AS_IS and entry.name not in self._own_names:
       return names.record_path(self.root, entry.name)
     return self.directory / entry.name
 
   @property
   def vocabularies(self) -> dict[str, str]:
-    """By feature, the sha256 of the file of its vocabulary, of which the task's directory has a copy."""
-    found = self.manifest.fingerprint.provenance.get("vocabularies")
-    return dict(found) if isinstance(found, Mapping) else {}
+    """By feature, the sha256 of its vocabulary's file, of which the task's directory has a copy."""
+    vocabularies = self.manifest.fingerprint.provenance.get("vocabularies")
+    return dict(vocabularies) if isinstance(vocabularies, Mapping) else {}
 
   def vocabulary(self, sha256: str) -> bytes:
-    """The copy of the file that a vocabulary is made of.
+    """Return the content of a vocabulary's file, from the copy in the task's directory.
 
     Raises:
       AnystepError: 65 `file_missing`, `file_changed`; 77 `vocabulary_name`.
     """
-    return _content(names.vocabulary_path(self.directory, sha256), sha256)
+    return read_content(names.vocabulary_path(self.directory, sha256), sha256)
 
   def check_files(self) -> None:
-    """Compares names and sizes of all files with the manifest: one listing of each directory.
+    """Compare names and sizes of all files with the manifest, with one listing of each directory.
 
     Raises:
       AnystepError: 65 `file_missing`, `file_size`, `file_foreign`.
     """
-    paths = {self.path_of(entry): entry for entry in self.manifest.files}
-    present = {path for directory in {path.parent for path in paths} for path in _listed(directory)}
-    stamps = {}
-    for path, entry in paths.items():
-      if path not in present:
-        raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE)
-      stamp = _stamp_of(path)
-      if stamp.size_bytes != entry.bytes:
-        raise AnystepError(
-          ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=stamp.size_bytes, fix=_RESTORE
-        )
-      stamps[entry.name] = stamp
+    entries = {self.path_of(entry): entry for entry in self.manifest.files}
+    directories = {path.parent for path in entries}
+    listed = {path for directory in directories for path in list_directory(directory)}
+    stamps = check_sizes(entries, listed)
     self._stamps = {entry.name: stamps[entry.name] for entry in self.manifest.record_files}
-    if self.manifest.layout == AS_IS:
-      return
-    pattern = names.shard_pattern(self.manifest.split)
-    foreign = sorted(path.name for path in present - paths.keys() if pattern.match(path.name))
-    if foreign:
-      raise AnystepError(
-        ExitCode.DATA,
-        "file_foreign",
-        path=self.directory / foreign[0],
-        expected="only the files that the manifest lists",
-        got=f"{len(foreign)} more",
-        fix="move files that are not of this cache out of its directory",
-      )
+    if self.manifest.layout != AS_IS:
+      check_foreign(entries, listed, names.shard_pattern(self.manifest.split))
 
   def check_heads(self) -> None:
-    """Compares the first 4 KiB of every shard: what tells a swapped shard without reading them all.
+    """Compare the first 4 KiB of every shard, which finds swapped shards without reading them whole.
 
     Raises:
       AnystepError: 65 `file_changed`, `file_missing`.
@@ -355,7 +333,7 @@ class Cache:
       self._check_head(entry)
 
   def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
-    """Reads every byte of every file, copies of vocabularies among them, and compares it with the manifest.
+    """Compare every byte of every file with the manifest, also of copies of vocabularies.
 
     Args:
       report: called with the number of bytes read so far, after each of the manifest's files.
@@ -365,30 +343,30 @@ class Cache:
     """
     done_bytes = 0
     for entry in self.manifest.files:
-      _check_content(self.path_of(entry), entry.sha256)
+      check_content(self.path_of(entry), entry.sha256)
       done_bytes += entry.bytes
       report(done_bytes)
     for sha256 in sorted(set(self.vocabularies.values())):
       self.vocabulary(sha256)
 
   def _check_head(self, entry: FileEntry) -> None:
-    _content(self.path_of(entry), entry.head_sha256, size=HEAD_BYTES)
+    read_content(self.path_of(entry), entry.head_sha256, num_bytes=HEAD_BYTES)
 
   def _open(self, shard: int) -> BlockReader:
     m = self.manifest
     entry = m.record_files[shard]
     path = self.path_of(entry)
     self._check_head(entry)
-    stamp = _stamp_of(path)
+    stamp = stamp_file(path)
     if stamp != self._stamps.get(entry.name):
-      # Another file, or one that was written to or merely touched: its content decides.
-      _check_content(path, entry.sha256)
+      # It may be another file, or changed, or only touched: the content decides.
+      check_content(path, entry.sha256)
       self._stamps[entry.name] = stamp
     offsets = None
     if m.offsets_files:
       table = m.offsets_files[shard]
       shape = (table.records, 2) if m.container == PARQUET else (table.records,)
-      offsets = self._table(table, "offsets_form", np.dtype(np.uint64), shape)
+      offsets = self._read_array(table, "offsets_form", np.uint64, shape)
     reader = open_blocks(
       m.container,
       path,
@@ -399,18 +377,8 @@ class Cache:
     )
     if reader.stamp() != stamp:
       reader.close()
-      raise self._changing(path)
+      raise file_changing(path)
     return reader
-
-  def _changing(self, path: epath.Path) -> AnystepError:
-    return AnystepError(
-      ExitCode.DATA,
-      "file_changed",
-      path=path,
-      expected="a file that stays as it is while it is read",
-      got="one that is being written to, or replaced",
-      fix=_RESTORE,
-    )
 
 
 def _unpickled(
@@ -418,52 +386,3 @@ def _unpickled(
 ) -> Cache:
   known = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
   return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=known)
-
-
-def _listed(directory: epath.Path) -> list[epath.Path]:
-  try:
-    return list(directory.iterdir())
-  except (FileNotFoundError, NotADirectoryError):
-    return []
-  except OSError as error:
-    raise os_failure(error) from error
-
-
-@contextlib.contextmanager
-def _file_errors(path: epath.Path) -> Iterator[None]:
-  """What is raised for a file that went, or became something else, after the cache was opened."""
-  try:
-    yield
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=_RESTORE) from error
-  except (ValueError, IsADirectoryError) as error:
-    raise AnystepError(
-      ExitCode.DATA, "file_changed", path=path, expected="a file", got=error, fix=_RESTORE
-    ) from error
-  except OSError as error:
-    raise os_failure(error) from error
-
-
-def _content(path: epath.Path, sha256: str, *, size: int = -1) -> bytes:
-  """A file's first bytes, or all, which have the sha256 that is expected."""
-  with _file_errors(path), open_file(path) as file:
-    content = file.read(size)
-  _check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
-  return content
-
-
-def _check_content(path: epath.Path, sha256: str) -> None:
-  """Compares a file's sha256, reading it piece by piece."""
-  with _file_errors(path), open_file(path) as file:
-    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-  _check_sha256(path, sha256, found)
-
-
-def _check_sha256(path: epath.Path, expected: str, found: str) -> None:
-  if found != expected:
-    raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=expected, got=found, fix=_RESTORE)
-
-
-def _stamp_of(path: epath.Path) -> FileStamp:
-  with _file_errors(path):
-    return FileStamp.at(path)

@@ -138,9 +138,9 @@ def test_files_of_the_same_content_are_read_on(replacing, change):
 
 
 def test_a_file_is_compared_as_a_whole_once_for_each_change(replacing, monkeypatch):
-  compared, compare = [], cache_module._check_content
+  compared, compare = [], cache_module.check_content
   monkeypatch.setattr(
-    cache_module, "_check_content", lambda path, sha256: compared.append(path) or compare(path, sha256)
+    cache_module, "check_content", lambda path, sha256: compared.append(path) or compare(path, sha256)
   )
   assert replacing.read(0, lambda: None) == (STEPS, None)
   assert not compared
