@@ -13,7 +13,7 @@ from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import prepare_directories
 from anystep.cache_job.planning.task_work import TaskWork, plan_work, task_work
-from anystep.cache_job.runners.pipelines import build_graph, open_pipeline
+from anystep.cache_job.runners.pipelines import RunnerGraph, build_graph, open_pipeline
 from anystep.cache_job.runners.worker_failures import runner_failure
 from anystep.cache_job.shuffle.final_shards import write_shard
 from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
@@ -52,16 +52,16 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
         remove_left_overs(work)
     jobs = [job for work in works for job in work.jobs]
     if jobs and not options.index_only:
-      prepare_directories(works, options)
+      prepare_directories(works)
       _run_pipeline(jobs, options)
     for place, work in enumerate(works):
       if work.jobs:
-        works[place] = complete(work, {job.split: _made(work, job, options) for job in work.jobs})
+        works[place] = complete(work, {job.split: _make_manifest(work, job) for job in work.jobs})
   return works
 
 
-def job_graph(works: Iterable[TaskWork], options: CacheOptions) -> list[str]:
-  """The stages that a runner would be given, for people; nothing is run."""
+def build_job_graph(works: Iterable[TaskWork], options: CacheOptions) -> RunnerGraph:
+  """Builds the graph that a runner would be given; nothing is run."""
 
   def fill(pipeline: beam.Pipeline) -> None:
     for work in works:
@@ -83,7 +83,7 @@ def add_split(pipeline: beam.Pipeline, job: SplitJob) -> None:
     return pipeline | f"{label}/{name}" >> beam.Create([None])
 
   counted: Iterable[int] | beam.pvalue.AsSideInput = ()
-  if job.range_examples is not None:
+  if job.options.range_examples is not None:
     counts = (
       start("source_shards")
       | f"{label}/list_source_shards" >> beam.FlatMap(lambda _, job: range(len(job.source_shards)), job)
@@ -111,8 +111,8 @@ def add_split(pipeline: beam.Pipeline, job: SplitJob) -> None:
   )
 
 
-def _made(work: TaskWork, job: SplitJob, options: CacheOptions) -> Manifest:
-  return index_split(work.task, job, options) if options.index_only else describe(work.task, job)
+def _make_manifest(work: TaskWork, job: SplitJob) -> Manifest:
+  return index_split(work.task, job) if job.options.index_only else describe(work.task, job)
 
 
 def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -12,7 +14,7 @@ from anystep.cache_job.planning.selection import select_tasks
 from anystep.cache_job.runners.arguments import split_arguments
 from anystep.cache_job.state.failures import full_disks_reported
 from anystep.errors import AnystepError, ExitCode
-from anystep.files.json_files import parse_json
+from anystep.files.json_files import canonical_json, parse_json
 from anystep.limits import are_feature_lengths
 from anystep.programs.command_line import parse_flags, run_program
 
@@ -70,6 +72,13 @@ def define_flags() -> flags.FlagValues:
   )
   flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", flag_values=values)
   flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.", flag_values=values)
+  flags.DEFINE_enum(
+    "format",
+    "text",
+    ["text", "json"],
+    "What --dry_run prints: text for people, or one JSON document for programs.",
+    flag_values=values,
+  )
   flags.DEFINE_boolean(
     "index_only",
     False,
@@ -180,26 +189,22 @@ def define_flags() -> flags.FlagValues:
 def main(argv: Sequence[str]) -> int:
   """Caches the tasks that the flags name; returns the exit status."""
   values = define_flags()
-  own, beams = split_arguments(argv, values)
-  parse_flags(values, own, program="anystep-cache", text=__doc__)
-  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
+  own_arguments, beam_arguments = split_arguments(argv, values)
+  parse_flags(values, own_arguments, program="anystep-cache", text=__doc__)
+  if values.format == "json":
+    return _print_document(values, beam_arguments)
+  _import_job()
+  from anystep.cache_job.job import build_job_graph, cache_tasks
+  from anystep.cache_job.planning.dry_run import forecast_work
+  from anystep.cache_job.planning.task_work import plan_work
 
-  with imports_without_collections():
-    start_tensorflow()
-    with quiet_stderr():
-      from anystep.cache_job.job import cache_tasks, job_graph
-      from anystep.cache_job.planning.task_work import plan_work
-  from anystep.tasks.registry.modules import import_modules
-
-  options = _options(values, beams)
-  import_modules(values.module_import)
-  selected = select_tasks(values.tasks, values.excluded_tasks)
+  options = _options(values, beam_arguments)
+  selected = _select(values)
   if values.dry_run:
     works = plan_work(selected, options)
-    lines = [line for work in works for line in work.lines()]
-    # Who names a runner wants to know that it takes the job.
-    if options.pipeline_options != _DEFAULT_PIPELINE_OPTIONS:
-      lines += job_graph(works, options)
+    lines = [line for work in works for line in forecast_work(work).lines()]
+    if _names_runner(options):
+      lines += build_job_graph(works, options).lines()
     print(*lines, sep="\n")
     return 0
   with full_disks_reported():
@@ -209,7 +214,53 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
-def _options(values: flags.FlagValues, beams: Sequence[str]) -> CacheOptions:
+def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> int:
+  """Prints a dry run as a document, then raises the error that the job would end with."""
+  if not values.dry_run:
+    raise AnystepError(
+      ExitCode.USAGE, "flags", expected="--format=json with --dry_run", got="it alone", fix="add --dry_run"
+    )
+  # What the tasks' modules print would spoil the document.
+  with contextlib.redirect_stdout(sys.stderr):
+    _import_job()
+    from anystep.cache_job.job import build_job_graph
+    from anystep.cache_job.planning.dry_run import first_refusal, forecast_tasks, make_document
+
+    options = _options(values, beam_arguments)
+    forecasts = forecast_tasks(_select(values), options)
+    refusal = first_refusal(forecasts)
+    graph = None
+    if refusal is None and _names_runner(options):
+      graph = build_job_graph([forecast.work for forecast in forecasts if forecast.work], options)
+  print(canonical_json(make_document(forecasts, graph), indent=2))
+  if refusal is not None:
+    raise refusal
+  return 0
+
+
+def _import_job() -> None:
+  """Imports TensorFlow, SeqIO and Beam without their remarks."""
+  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
+
+  with imports_without_collections():
+    start_tensorflow()
+    with quiet_stderr():
+      importlib.import_module("anystep.cache_job.job")
+
+
+def _select(values: flags.FlagValues) -> list[str]:
+  from anystep.tasks.registry.modules import import_modules
+
+  import_modules(values.module_import)
+  return select_tasks(values.tasks, values.excluded_tasks)
+
+
+def _names_runner(options: CacheOptions) -> bool:
+  """Tells whether somebody chose a runner, and so wants to know that it takes the job."""
+  return options.pipeline_options != _DEFAULT_PIPELINE_OPTIONS
+
+
+def _options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> CacheOptions:
   if values.preserve_random_access and values["block_records"].present and values.block_records != 1:
     raise exclusive("preserve_random_access", "block_records", "the first stands for --block_records=1")
   return CacheOptions(
@@ -235,7 +286,7 @@ def _options(values: flags.FlagValues, beams: Sequence[str]) -> CacheOptions:
     index_only=values.index_only,
     overwrite=values.overwrite,
     tfds_data_dir=values.tfds_data_dir,
-    pipeline_options=(*values.pipeline_options, *beams),
+    pipeline_options=(*values.pipeline_options, *beam_arguments),
   )
 
 

@@ -1,4 +1,4 @@
-"""How tasks are cached: what the command line says, as one value."""
+"""Options of the cache job: the values of its command line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
+from anystep.caches.manifest import AS_IS, PRESHUFFLED, default_num_shards
 from anystep.containers import containers
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
@@ -14,7 +15,7 @@ from anystep.limits import MAX_COUNT, MAX_FEATURE_LENGTH, MAX_SHARDS, are_featur
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-  """How tasks are cached.
+  """Options of the cache job.
 
   Attributes:
     cache_dir: the root that caches are written below.
@@ -41,7 +42,7 @@ class CacheOptions:
     pipeline_options: Beam's own, as on its command line.
 
   Raises:
-    AnystepError: 64 `options_exclusive` for two that contradict each other, `option_limit` for numbers that
+    AnystepError: 64 `flags_exclusive` for two that contradict each other, `option_limit` for numbers that
       no cache has.
   """
 
@@ -68,6 +69,38 @@ class CacheOptions:
   overwrite: bool = False
   tfds_data_dir: str | None = None
   pipeline_options: tuple[str, ...] = ()
+
+  @property
+  def layout(self) -> str:
+    """The layout of the caches, as manifests name it."""
+    return AS_IS if self.index_only else PRESHUFFLED
+
+  @property
+  def container_options(self) -> str:
+    """The options of the container's writer."""
+    return containers.container_options(self.container, self.block_records)
+
+  def choose_num_shards(self, num_examples: int) -> int:
+    """Return the number of shards of a split with so many examples."""
+    if self.num_shards:
+      return self.num_shards
+    return self.bound_num_shards(default_num_shards(num_examples, self.block_records))
+
+  def bound_num_shards(self, num_shards: int) -> int:
+    """Return a number of shards within `min_shards` and `max_shards`; the upper bound wins, as in SeqIO.
+
+    >>> bounds = CacheOptions(cache_dir="cache", min_shards=16, max_shards=10)
+    >>> bounds.bound_num_shards(1), bounds.bound_num_shards(64)
+    (10, 10)
+    >>> CacheOptions(cache_dir="cache", min_shards=16).bound_num_shards(1)
+    16
+    """
+    at_least = max(num_shards, self.min_shards)
+    return min(at_least, self.max_shards or at_least)
+
+  def values_that_decide_bytes(self) -> dict[str, object]:
+    """Return the values with which an unfinished job can go on, and no others, by name."""
+    return {name: getattr(self, name) for name in _DECIDE_BYTES}
 
   def __post_init__(self):
     for name in ("cache_dir", "seqio_cache_dir", "tfds_data_dir"):
@@ -106,7 +139,7 @@ class CacheOptions:
         # Files have the same names, so the end of the job would remove its source.
         raise AnystepError(
           ExitCode.USAGE,
-          "options_exclusive",
+          "flags_exclusive",
           expected="another --output_cache_dir than --from_seqio_cache",
           got=self.cache_dir,
           fix="write to another directory",
@@ -143,6 +176,23 @@ class CacheOptions:
         )
 
 
+# A new one is to be left out at its default: the jobs that earlier versions left unfinished know none.
+_DECIDE_BYTES = (
+  "range_examples",
+  "seed",
+  "base_seed",
+  "num_shards",
+  "min_shards",
+  "max_shards",
+  "block_records",
+  "container",
+  "layout",
+  "cache_at",
+  "task_feature_lengths",
+  "char_counts",
+  "tfds_data_dir",
+)
+
 # What a job that writes nothing of its own cannot honour: attributes, and the flags that set them.
 _NOT_OF_FILES_AS_THEY_ARE = {
   **{
@@ -157,5 +207,5 @@ _NOT_OF_FILES_AS_THEY_ARE = {
 def exclusive(one: str, other: str, fix: str) -> AnystepError:
   """The error of two flags that contradict each other."""
   return AnystepError(
-    ExitCode.USAGE, "options_exclusive", expected=f"--{one} without --{other}", got="both", fix=fix
+    ExitCode.USAGE, "flags_exclusive", expected=f"--{one} without --{other}", got="both", fix=fix
   )

@@ -25,7 +25,7 @@ def main() -> None:
 
   options = CacheOptions(cache_dir=sys.argv[1], modules=(cache_task.__name__,))
   works = plan_work([cache_task.TASK], options)
-  prepare_directories(works, options)
+  prepare_directories(works)
   (job,) = works[0].jobs
   for source in source_ranges(job):
     write_spill(job, source)

@@ -21,7 +21,6 @@ from anystep.cache_job.state.job_lock import LOCK, locked
 from anystep.cache_job.state.split_job import SplitJob, file_of, job_incomplete, read_plan, source_ranges
 from anystep.cache_job.state.split_stats import merged_stats
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
-from anystep.containers import containers
 from anystep.errors import AnystepError
 from anystep.files import names, storage
 from anystep.files.json_files import canonical_json
@@ -150,14 +149,14 @@ def describe(task: seqio.Task, job: SplitJob) -> Manifest:
   return Manifest(
     task=job.task,
     split=job.split,
-    seed=job.seed,
-    base_seed=job.base_seed,
-    range_examples=job.range_examples,
+    seed=job.options.seed,
+    base_seed=job.options.base_seed,
+    range_examples=job.options.range_examples,
     num_examples=sum(plan.examples),
     num_shards=plan.num_shards,
-    block_records=job.block_records,
-    container=job.container,
-    container_options=containers.container_options(job.container, job.block_records),
+    block_records=job.options.block_records,
+    container=job.options.container,
+    container_options=job.options.container_options,
     features=features,
     record_files=[shard["records"].entry for shard in shards],
     lengths_files=[shard["lengths"].entry for shard in shards],
@@ -168,8 +167,8 @@ def describe(task: seqio.Task, job: SplitJob) -> Manifest:
       for source, count in zip(ranges, plan.examples, strict=True)
     ],
     fingerprint=task_fingerprint(task, job),
-    cache_at=job.cache_at,
-    task_feature_lengths=job.task_feature_lengths,
+    cache_at=job.options.cache_at,
+    task_feature_lengths=job.options.task_feature_lengths,
   )
 
 

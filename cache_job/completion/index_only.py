@@ -13,7 +13,6 @@ import numpy as np
 import seqio
 from etils import epath
 
-from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import task_fingerprint
 from anystep.cache_job.preprocessing.example_checks import known_features
 from anystep.cache_job.state.split_job import SplitJob
@@ -53,7 +52,7 @@ class _Scan:
   offsets: np.ndarray | None = None
 
 
-def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manifest:
+def index_split(task: seqio.Task, job: SplitJob) -> Manifest:
   """Describes the files of a split of the task's source; tables of offsets go to the job's directory.
 
   Raises:
@@ -61,7 +60,7 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
       `file_container`, `column_null`; 77 `file_name`.
   """
   files = files_of(task.source, job.split)
-  record_names = [_record_name(job, options.cache_dir, shard, path) for shard, path in enumerate(files)]
+  record_names = [_record_name(job, shard, path) for shard, path in enumerate(files)]
   scans = [_scan(epath.Path(path)) for path in files]
   for scan in scans:
     if scan.container != scans[0].container:
@@ -81,10 +80,10 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
     layout=AS_IS,
     task=job.task,
     split=job.split,
-    seed=job.seed,
+    seed=job.options.seed,
     num_examples=sum(scan.records for scan in scans),
     num_shards=len(scans),
-    block_records=max(scan.group_records for scan in scans) or options.block_records,
+    block_records=max(scan.group_records for scan in scans) or job.options.block_records,
     container=scans[0].container,
     container_options=scans[0].options,
     features=features,
@@ -94,32 +93,32 @@ def index_split(task: seqio.Task, job: SplitJob, options: CacheOptions) -> Manif
     description_files=[],
     source_shards=[SourceShard(name=entry.name, examples=entry.records) for entry in record_files],
     fingerprint=task_fingerprint(task, job),
-    cache_at=job.cache_at,
+    cache_at=job.options.cache_at,
   )
 
 
-def _record_name(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+def _record_name(job: SplitJob, shard: int, path: str) -> str:
   """A file's name relative to the root, as manifests have it: of a link, where the file is not below."""
   try:
-    relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(root))
+    relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(job.options.cache_dir))
   except ValueError:
-    return _link_below(job, root, shard, path)
+    return _link_below(job, shard, path)
   return names.check_record_name(relative.as_posix())
 
 
-def _link_below(job: SplitJob, root: epath.PathLike, shard: int, path: str) -> str:
+def _link_below(job: SplitJob, shard: int, path: str) -> str:
   """Makes a link below the root to a file elsewhere; returns its name there."""
   if storage.is_remote(path):
     raise AnystepError(
       ExitCode.CONFIG,
       "file_outside_root",
       path=path,
-      expected=f"a file below {root}",
+      expected=f"a file below {job.options.cache_dir}",
       fix="name a root above the files with --output_cache_dir: a store has no links",
     )
   file = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(path))
   name = "/".join(["linked", *job.task.split(":"), f"{job.split}-{shard:05d}-{file}"])
-  link = names.record_path(root, name)
+  link = names.record_path(job.options.cache_dir, name)
   link.parent.mkdir(parents=True, exist_ok=True)
   attempt = storage.attempt_path(link)
   os.symlink(os.path.abspath(path), attempt)

@@ -36,7 +36,7 @@ class Watcher:
       self._watch_all()
 
   def _watch_all(self) -> None:
-    counted = [job for job in self._jobs if job.range_examples is not None]
+    counted = [job for job in self._jobs if job.options.range_examples is not None]
     shards = [(job, k) for job in counted for k in range(len(job.source_shards))]
     if counted and not self._follow("count", "source shards", "count", shards):
       return

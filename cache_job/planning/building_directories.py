@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import seqio
 from etils import epath
 
-from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.state.split_job import SplitJob, find_state
 from anystep.caches.manifest import Fingerprint
 from anystep.errors import AnystepError, ExitCode
@@ -29,7 +28,7 @@ def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path
   return [path for path in paths if path.name.rpartition("-")[0] in splits]
 
 
-def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> None:
+def prepare_directories(works: Iterable[TaskWork]) -> None:
   """Makes the directories that workers write to, with what made earlier work theirs or not.
 
   Raises:
@@ -37,7 +36,7 @@ def prepare_directories(works: Iterable[TaskWork], options: CacheOptions) -> Non
   """
   for work in works:
     for job in work.jobs:
-      if not options.resume:
+      if not job.options.resume:
         for left in buildings(work.directory, [job.split]):
           left.rmtree()
       epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
@@ -70,9 +69,9 @@ def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
   """The fingerprint of what the job makes."""
   return fingerprint(
     task,
-    cache_at=job.cache_at,
-    task_feature_lengths=job.task_feature_lengths,
-    seed=job.seed,
-    base_seed=job.base_seed,
+    cache_at=job.options.cache_at,
+    task_feature_lengths=job.options.task_feature_lengths,
+    seed=job.options.seed,
+    base_seed=job.options.base_seed,
     seqio_cache=job.seqio_cache and [f"{job.seqio_cache}/{name}" for name in job.source_shards],
   )

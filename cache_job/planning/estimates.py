@@ -13,12 +13,10 @@ from etils import epath
 from anystep.cache_job.preprocessing.example_batches import ExampleBatches
 from anystep.cache_job.preprocessing.example_datasets import preprocessed_dataset
 from anystep.cache_job.preprocessing.seqio_caches import noted_examples
-from anystep.cache_job.shuffle.sorted_spills import bounded
 from anystep.cache_job.shuffle.spill import check_end, sequence_names
 from anystep.cache_job.state.failures import failure_of
 from anystep.cache_job.state.spill_files import SpilledRecords, spilled_bytes
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
-from anystep.caches.manifest import default_num_shards
 from anystep.containers import containers
 from anystep.records.writing import serialize_examples
 
@@ -129,7 +127,7 @@ def _rounded(number: int) -> int:
 
 def _first_examples(task: Any, job: SplitJob) -> _Sample | None:
   for shard, name in enumerate(job.source_shards):
-    stop = min(_SAMPLE_EXAMPLES, job.range_examples or _SAMPLE_EXAMPLES)
+    stop = min(_SAMPLE_EXAMPLES, job.options.range_examples or _SAMPLE_EXAMPLES)
     source = SourceRange(number=shard, name=name, shard=shard, stop=stop)
     batches = ExampleBatches(task, job, source)
     parts = [records for _, records in batches]
@@ -211,11 +209,9 @@ def _source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | None:
 
 def _cache_bytes(job: SplitJob, sample: _Sample, examples: int) -> float:
   """Of all files of a cache of so many examples."""
-  num_shards = job.num_shards or bounded(
-    default_num_shards(examples, job.block_records), job.min_shards, job.max_shards
-  )
+  num_shards = job.options.choose_num_shards(examples)
   size = examples * _example_bytes(job, sample) + num_shards * _TABLE_HEADER_BYTES
-  if job.container == containers.ARRAY_RECORD:
+  if job.options.container == containers.ARRAY_RECORD:
     # Half of a file's last block but one is empty, and the last.
     size += num_shards * 1.5 * _ARRAY_RECORD_BLOCK_BYTES
   return size
@@ -225,14 +221,14 @@ def _example_bytes(job: SplitJob, sample: _Sample) -> float:
   """Of an example in the cache, without what files have once."""
   records = [record for part in sample.parts for record in part.records()]
   of_tables = 4 * sample.num_sequences
-  if job.container == containers.TFRECORD:
+  if job.options.container == containers.TFRECORD:
     framing, offset = 16, 8
     return sum(map(len, records)) / len(records) + framing + offset + of_tables
-  level = int(containers.container_options(job.container, job.block_records).rpartition(":")[2])
+  level = int(job.options.container_options.rpartition(":")[2])
   compressor = zstandard.ZstdCompressor(level=level)
   chunks = [
-    b"".join(records[start : start + job.block_records])
-    for start in range(0, len(records), job.block_records)
+    b"".join(records[start : start + job.options.block_records])
+    for start in range(0, len(records), job.options.block_records)
   ]
   of_chunks = sum(len(compressor.compress(chunk)) + _CHUNK_HEADER_BYTES for chunk in chunks)
   return of_chunks / len(records) + of_tables

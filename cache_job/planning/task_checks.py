@@ -9,9 +9,8 @@ import seqio
 from etils import epath
 
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.shuffle.sorted_spills import bounded
 from anystep.cache_job.state.split_job import SplitJob
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, Manifest
+from anystep.caches.manifest import Manifest
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import names
 from anystep.tasks.registry.fingerprint import SEQIO_CACHE, cached_preprocessors
@@ -53,7 +52,7 @@ def check_lengths(task: seqio.Task, options: CacheOptions) -> None:
     parameter = inspect.signature(preprocessor).parameters.get("sequence_length")
     if parameter is not None and parameter.default is inspect.Parameter.empty:
       raise AnystepError(
-        ExitCode.CONFIG,
+        ExitCode.USAGE,
         "task_feature_lengths",
         task=task.name,
         preprocessor=seqio.utils.function_name(preprocessor),
@@ -105,9 +104,9 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
 
 def check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
   """Refuses to leave a complete cache that was made otherwise than is asked now."""
-  asked: dict[str, object] = {"layout": AS_IS if options.index_only else PRESHUFFLED}
+  asked: dict[str, object] = {"layout": options.layout}
   if not options.index_only:
-    num_shards = bounded(manifest.num_shards, options.min_shards, options.max_shards)
+    num_shards = options.bound_num_shards(manifest.num_shards)
     asked |= {
       "seed": options.seed,
       "base_seed": options.base_seed,

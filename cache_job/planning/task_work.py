@@ -10,7 +10,6 @@ from etils import epath
 
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import BUILDING
-from anystep.cache_job.planning.estimates import estimate_split
 from anystep.cache_job.planning.selection import check_splits
 from anystep.cache_job.planning.task_checks import (
   check_cache_at,
@@ -23,13 +22,14 @@ from anystep.cache_job.planning.task_checks import (
 from anystep.cache_job.preprocessing.bad_examples import source_unreadable
 from anystep.cache_job.preprocessing.example_checks import STOCK_DTYPES
 from anystep.cache_job.preprocessing.seqio_caches import cached_shards
-from anystep.cache_job.state.split_job import SplitJob, finished_items
+from anystep.cache_job.state.split_job import SplitJob
 from anystep.caches.cache import open_cache, read_completed
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, Manifest
+from anystep.caches.manifest import AS_IS, Manifest
 from anystep.containers.containers import TFRECORD
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import names
 from anystep.tasks.registry.fingerprint import check_reader, reader_part
+from anystep.tasks.registry.named_tasks import find_task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class TaskWork:
     """What was done, for people."""
     if not self.jobs:
       return [f"{self.task.name}: {self.left_out}"]
-    lines = [f"{self.task.name}: {'indexed' if self.jobs[0].layout == AS_IS else 'cached'}"]
+    lines = [f"{self.task.name}: {'indexed' if self.jobs[0].options.layout == AS_IS else 'cached'}"]
     for split, manifest in sorted(self.manifests.items()):
       size = f"{sum(file.bytes for file in manifest.files) / 2**20:,.1f} MiB"
       lines.append(f"  {split}: {manifest.num_examples:,} examples, {size} in {manifest.num_shards} shards")
@@ -77,47 +77,31 @@ class TaskWork:
         lines.append(f"  {split}: stock SeqIO cannot read {', '.join(foreign)}: it parses {STOCK_DTYPES}")
     return lines
 
-  def lines(self) -> list[str]:
-    """What would be done, for people, after a try at a few examples of each split.
-
-    Raises:
-      AnystepError: what the job would end with at these.
-    """
-    if not self.jobs:
-      return [f"{self.task.name}: {self.left_out}"]
-    kept = [f"  {split}: complete, left as it is" for split in sorted(self.kept)]
-    return [f"{self.task.name}: to {self.directory}", *kept, *map(self._line, self.jobs)]
-
-  def _line(self, job: SplitJob) -> str:
-    number = len(job.source_shards)
-    shards = f"{number} source shard{'' if number == 1 else 's'}"
-    if job.layout == AS_IS:
-      return f"  {job.split}: {shards}, would be indexed where they are"
-    done = len(finished_items(job)["spill"])
-    ranges = "of them" if job.range_examples is None else "ranges of them"
-    facts = [
-      shards,
-      *([f"{done} {ranges} preprocessed by an earlier run"] if done else []),
-      f"would be cached as {job.container}",
-    ]
-    size = estimate_split(self.task, job) or "how much cannot be known, for the first examples give none"
-    return f"  {job.split}: {', '.join(facts)}: {size}"
-
 
 def plan_work(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork]:
   """What there is to do for tasks; nothing is written.
 
   Raises:
-    AnystepError: 64 `split_unknown`; 66 `source_empty`; 76 `task_changed` and `cache_options` where a
-      complete cache is another task's by now, or was made otherwise; 78 `task_feature_lengths` and
+    AnystepError: 64 `split_unknown`, `task_feature_lengths`; 66 `source_empty`; 76 `task_changed` and
+      `cache_options` where a complete cache is another task's by now, or was made otherwise; 78
       `preprocessors_refused`; 78 `source_not_files` and `preprocessor_before_cache` for what cannot be
       indexed.
   """
+  return [task_work(task, options) for task in find_tasks(task_names, options)]
+
+
+def find_tasks(task_names: Iterable[str], options: CacheOptions) -> list[seqio.Task]:
+  """Return registered tasks, with their datasets where the options say.
+
+  Raises:
+    AnystepError: 64 `split_unknown` where none of them has a split that was asked for.
+  """
   if options.tfds_data_dir is not None:
     seqio.set_tfds_data_dir_override(options.tfds_data_dir)
-  tasks = [seqio.TaskRegistry.get(name) for name in task_names]
+  fix = "name the module that registers it with --module_import"
+  tasks = [find_task(name, code=ExitCode.USAGE, fix=fix) for name in task_names]
   check_splits(options.splits or (), tasks)
-  return [task_work(task, options) for task in tasks]
+  return tasks
 
 
 def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
@@ -181,29 +165,13 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     task=task.name,
     split=split,
     directory="",
-    modules=options.modules,
     source_shards=_source_shards(task, split, seqio_cache),
-    range_examples=options.range_examples,
-    seed=options.seed,
-    base_seed=options.base_seed,
-    num_shards=options.num_shards,
-    min_shards=options.min_shards,
-    max_shards=options.max_shards,
-    block_records=options.block_records,
-    container=options.container,
-    layout=AS_IS if options.index_only else PRESHUFFLED,
-    cache_at=options.cache_at,
-    task_feature_lengths=options.task_feature_lengths,
-    char_counts=options.char_counts,
-    tfds_data_dir=options.tfds_data_dir,
     seqio_cache=seqio_cache,
-    max_bad_examples=options.max_bad_examples,
-    determinism_check=options.determinism_check,
+    options=options,
   )
   check_source_apart(job, directory)
-  lengths = job.task_feature_lengths
-  identity = job.identity(reader_part(task, cache_at=job.cache_at, task_feature_lengths=lengths))
-  return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{identity}"))
+  reader = reader_part(task, cache_at=options.cache_at, task_feature_lengths=options.task_feature_lengths)
+  return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{job.identity(reader)}"))
 
 
 def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tuple[str, ...]:

@@ -66,15 +66,15 @@ class ExampleBatches:
     self._task = task
     self._job = job
     self._source = source
-    steps = [] if job.seqio_cache else cached_preprocessors(task, job.cache_at)
+    steps = [] if job.seqio_cache else cached_preprocessors(task, job.options.cache_at)
     self._step_names = [_step_name(step) for step in steps]
     # To build one takes some 50 ms: the first one that is asked for is this.
     self._built = self._buildable()
     self.features = static_features(self._built.element_spec, job.task)
     self.bad = BadExamples(
-      limit=job.max_bad_examples,
+      limit=job.options.max_bad_examples,
       source_name=source.name,
-      find_step=step_finder(self._step_names, self._problems_after, limit=job.max_bad_examples),
+      find_step=step_finder(self._step_names, self._problems_after, limit=job.options.max_bad_examples),
     )
 
   def __iter__(self) -> Iterator[tuple[Batch, SpilledRecords]]:
@@ -161,7 +161,7 @@ class ExampleBatches:
         yield batch
         raised += 1
         # A source that cannot be read may raise for ever.
-        if raised > self._job.max_bad_examples:
+        if raised > self._job.options.max_bad_examples:
           return
       else:
         yield from self._problems(batch)[0].values() if batch else ()

@@ -10,7 +10,7 @@ import numpy as np
 from anystep.cache_job.preprocessing.bad_examples import source_unreadable
 from anystep.cache_job.runners.worker_failures import import_in_worker
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
-from anystep.errors import AnystepError, one_line
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.order.permutation import preprocess_seed
 
 # TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.
@@ -21,10 +21,13 @@ def registered_task(job: SplitJob) -> Any:
   """The job's task, as modules register it in this process."""
   import seqio
 
-  import_in_worker(job.modules)
-  if job.tfds_data_dir is not None:
-    seqio.set_tfds_data_dir_override(job.tfds_data_dir)
-  return seqio.TaskRegistry.get(job.task)
+  from anystep.tasks.registry.named_tasks import find_task
+
+  import_in_worker(job.options.modules)
+  if job.options.tfds_data_dir is not None:
+    seqio.set_tfds_data_dir_override(job.options.tfds_data_dir)
+  fix = "name the module that registers it with --module_import"
+  return find_task(job.task, code=ExitCode.USAGE, fix=fix)
 
 
 def count_examples(task: Any, job: SplitJob, shard: int) -> int:
@@ -59,7 +62,7 @@ def preprocessed_dataset(
   import seqio
   import tensorflow as tf
 
-  seed = preprocess_seed(job.task, job.split, job.base_seed, source.number)
+  seed = preprocess_seed(job.task, job.split, job.options.base_seed, source.number)
   with _building:
     tf.random.set_seed(0)
     dataset = _source_dataset(task, job, source)
@@ -72,8 +75,10 @@ def preprocessed_dataset(
           preprocessors=_first_steps(task, num_steps),
         )
       dataset = task.preprocess_precache(dataset, seed=seed)
-      if job.cache_at == "end":
-        dataset = task.preprocess_postcache(dataset, sequence_length=job.task_feature_lengths, seed=seed)
+      if job.options.cache_at == "end":
+        dataset = task.preprocess_postcache(
+          dataset, sequence_length=job.options.task_feature_lengths, seed=seed
+        )
       if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"a tf.data.Dataset is to be returned, not {type(dataset).__name__}")
     return dataset
@@ -90,7 +95,7 @@ def _source_dataset(task: Any, job: SplitJob, source: SourceRange) -> Any:
     dataset = task.source.get_dataset(
       split=job.split,
       shuffle=False,
-      seed=preprocess_seed(job.task, job.split, job.base_seed, source.number),
+      seed=preprocess_seed(job.task, job.split, job.options.base_seed, source.number),
       shard_info=seqio.ShardInfo(index=source.shard, num_shards=len(job.source_shards)),
     )
   if source.stop is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 from anystep.tasks.startup import quiet_stderr
 
 _OPTIONS_FIX = "give Beam's options as --name=value, and one whose value has a comma as a flag of its own"
@@ -81,7 +81,7 @@ def _check(arguments: list[str], kind: str, *, own_names: Iterable[str], fix: st
   try:
     _, unknown = parser.parse_known_args(arguments)
   except argparse.ArgumentError as error:
-    raise AnystepError(ExitCode.USAGE, kind, got=join_lines(error), fix=fix) from error
+    raise AnystepError(ExitCode.USAGE, kind, got=one_line(error, with_type=False), fix=fix) from error
   if unknown:
     name = unknown[0].lstrip("-").partition("=")[0]
     own_nearest = {"nearest": nearest(name, own_names)} if own_names else {}
@@ -105,8 +105,3 @@ def _beam_parser() -> argparse.ArgumentParser:
   PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
   parsers[0].exit_on_error = False
   return parsers[0]
-
-
-def join_lines(error: BaseException) -> str:
-  """Return an exception's text without line breaks."""
-  return " ".join(str(error).split())

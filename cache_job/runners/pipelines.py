@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anystep.cache_job.runners.arguments import check_pipeline_options, join_lines
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.cache_job.runners.arguments import check_pipeline_options
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 
 if TYPE_CHECKING:
   import apache_beam as beam
@@ -38,7 +39,33 @@ def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
   return _pipeline(runner, options)
 
 
-def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str]) -> list[str]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerGraph:
+  """The job's graph as its runner would be given it.
+
+  Attributes:
+    name: the runner's.
+    num_transforms: transforms that have no others within.
+    stages: names of the stages.
+    install: the command that installs packages without which nothing can be submitted; None where all are
+      there.
+  """
+
+  name: str
+  num_transforms: int
+  stages: Sequence[str]
+  install: str | None = None
+
+  def lines(self) -> list[str]:
+    """Return lines for people."""
+    return [
+      f"for {self.name}: {self.num_transforms} transforms in {len(self.stages)} stages",
+      *(f"  {stage}" for stage in self.stages),
+      *([f"  to submit it: {self.install}"] if self.install else []),
+    ]
+
+
+def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str]) -> RunnerGraph:
   """Builds the job's graph as its runner would be given it, and submits nothing.
 
   Needs neither network nor credentials. Dataflow's own translation is taken where apache-beam[gcp] is
@@ -48,12 +75,9 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
     fill: applies the job's transforms to a pipeline.
     arguments: as on Beam's command line.
 
-  Returns:
-    Lines for people: the runner, how many transforms it is given, and the names of the stages.
-
   Raises:
-    AnystepError: 64 `pipeline_options` and 78 `runner_missing`, as `open_pipeline`; but where
-      apache-beam[gcp] alone is missing, the last line says it.
+    AnystepError: 64 `pipeline_options` and 78 `runner_missing`, as `open_pipeline`, but not where
+      apache-beam[gcp] alone is missing.
   """
   from apache_beam.options.pipeline_options import StandardOptions, TestOptions
 
@@ -68,13 +92,12 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
     # Where workers' packages would be built; a pipeline removes it when it runs.
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
   leaves = [one for one in graph.components.transforms.values() if not one.subtransforms]
-  stages = [stage.full_label for stage in pipeline.transforms_stack[0].parts]
-  name = options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER
-  return [
-    f"for {name}: {len(leaves)} transforms in {len(stages)} stages",
-    *(f"  {stage}" for stage in stages),
-    *([f"  to submit it: {_install_gcp()}"] if missing else []),
-  ]
+  return RunnerGraph(
+    name=options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER,
+    num_transforms=len(leaves),
+    stages=[stage.full_label for stage in pipeline.transforms_stack[0].parts],
+    install=_install_gcp() if missing else None,
+  )
 
 
 def _dataflow_graph(pipeline: beam.Pipeline) -> Any:
@@ -128,7 +151,7 @@ def _runner_and_options(arguments: Iterable[str]) -> tuple[PipelineRunner, Pipel
     raise AnystepError(
       ExitCode.CONFIG,
       "runner_missing",
-      got=join_lines(error),
+      got=one_line(error, with_type=False),
       fix=f"install what {name} needs, or name another --runner",
     ) from error
   if _is_dataflow(runner):
@@ -152,7 +175,10 @@ def _pipeline(runner: PipelineRunner, options: PipelineOptions) -> beam.Pipeline
     return beam.Pipeline(runner=runner, options=options)
   except ValueError as error:
     raise AnystepError(
-      ExitCode.USAGE, "pipeline_options", got=join_lines(error), fix="give the runner the options it asks for"
+      ExitCode.USAGE,
+      "pipeline_options",
+      got=one_line(error, with_type=False),
+      fix="give the runner the options it asks for",
     ) from error
 
 

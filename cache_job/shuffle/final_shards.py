@@ -73,7 +73,7 @@ def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
     return made[kind][1]
 
   try:
-    path = attempt("records", names.records_name(split, job.container, shard, num_shards))
+    path = attempt("records", names.records_name(split, job.options.container, shard, num_shards))
     offsets = _write_records(job, path, records)
     _write_array(attempt("lengths", names.lengths_name(split, shard, num_shards)), lengths)
     if offsets is not None:
@@ -89,9 +89,10 @@ def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
 
 
 def _write_records(job: SplitJob, path: epath.Path, records: list[bytes]) -> np.ndarray | None:
-  options = containers.container_options(job.container, job.block_records)
   try:
-    offsets = containers.write_shard(job.container, path, records, options=options)
+    offsets = containers.write_shard(
+      job.options.container, path, records, options=job.options.container_options
+    )
   except RuntimeError as error:
     # ArrayRecord's writer tells in words alone what failed.
     full = "No space left" in str(error) or "quota" in str(error)
@@ -111,7 +112,7 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   size = int(shard_sizes(num_examples, plan.num_shards)[shard])
   # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
   indices = shard + plan.num_shards * np.arange(size)
-  ordinals = preshuffle(num_examples, task=job.task, split=job.split, seed=job.seed).inverse(indices)
+  ordinals = preshuffle(num_examples, task=job.task, split=job.split, seed=job.options.seed).inverse(indices)
   ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
   group_of = np.searchsorted(ends, ordinals, side="right")
   records: list[bytes] = [b""] * size

@@ -28,7 +28,6 @@ from anystep.cache_job.state.split_job import (
   source_ranges,
   write_plan,
 )
-from anystep.caches.manifest import default_num_shards
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
 from anystep.order.preshuffle import preshuffle
@@ -47,26 +46,14 @@ def plan_final(job: SplitJob) -> FinalPlan:
       found = sum(spill.examples + len(spill.bad) for spill in spills)
       check_count(job.seqio_cache, job.split, found)
     num_examples = sum(spill.examples for spill in spills)
-    num_shards = job.num_shards or bounded(
-      default_num_shards(num_examples, job.block_records), job.min_shards, job.max_shards
-    )
     plan = FinalPlan(
-      num_shards=num_shards,
+      num_shards=job.options.choose_num_shards(num_examples),
       num_features=max(len(sequence_names(spill.features)) for spill in spills),
       examples=[spill.examples for spill in spills],
       groups=_groups([file for spill in spills for file in spill.files]),
     )
     write_plan(job, plan)
     return plan
-
-
-def bounded(num_shards: int, least: int, most: int) -> int:
-  """A number of shards within bounds, of which 0 is none and the upper one wins, as SeqIO has it.
-
-  >>> bounded(1, 16, 0), bounded(64, 0, 10), bounded(1, 16, 10)
-  (16, 10, 10)
-  """
-  return min(max(num_shards, least), most or max(num_shards, least))
 
 
 def all_spills(job: SplitJob) -> list[Spill]:
@@ -106,7 +93,7 @@ def sort_group(job: SplitJob, group: int) -> None:
     )
     start = sum(file.records for before in plan.groups[:group] for file in before)
     ordinals = np.arange(start, start + len(records))
-    indices = preshuffle(sum(plan.examples), task=job.task, split=job.split, seed=job.seed)(ordinals)
+    indices = preshuffle(sum(plan.examples), task=job.task, split=job.split, seed=job.options.seed)(ordinals)
     shards = indices % plan.num_shards
     order = np.lexsort((indices, shards))
     stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()

@@ -107,11 +107,11 @@ def check_bad_examples(job: SplitJob, spills: Sequence[Spill]) -> None:
     AnystepError: 65 `bad_examples`.
   """
   bad = [entry for spill in spills for entry in spill.bad]
-  if len(bad) > job.max_bad_examples:
+  if len(bad) > job.options.max_bad_examples:
     raise AnystepError(
       ExitCode.DATA,
       "bad_examples",
-      expected=f"at most {job.max_bad_examples}",
+      expected=f"at most {job.options.max_bad_examples}",
       got=len(bad),
       first=bad[0]["got"],
       fix="mend the source or the preprocessor and cache with --noresume, or raise --max_bad_examples",
@@ -131,7 +131,7 @@ def progress_path(job: SplitJob, number: int) -> epath.Path:
 def _write_spill(job: SplitJob, source: SourceRange) -> Spill:
   task = registered_task(job)
   batches = ExampleBatches(task, job, source)
-  stats = SplitStats(task.output_features, char_counts=job.char_counts)
+  stats = SplitStats(task.output_features, char_counts=job.options.char_counts)
   heartbeat = _Heartbeat(job, source)
   writer = SpillWriter(file_of(job, f"spill-{source.number:05d}"))
   try:
@@ -161,17 +161,19 @@ def check_end(task: Any, job: SplitJob, batches: ExampleBatches) -> None:
   Raises:
     AnystepError: 78 `output_feature`.
   """
-  nothing_follows = len(cached_preprocessors(task, "end")) == len(cached_preprocessors(task, job.cache_at))
+  nothing_follows = len(cached_preprocessors(task, "end")) == len(
+    cached_preprocessors(task, job.options.cache_at)
+  )
   if nothing_follows and batches.features is not None:
     check_output_features(task, batches.features)
 
 
 def _is_to_be_checked(job: SplitJob, source: SourceRange) -> bool:
   """Whether a source range is among those that are run twice: the first, and a share of the others."""
-  if not job.determinism_check:
+  if not job.options.determinism_check:
     return False
   drawn = round_keys("determinism_check", job.task, job.split, source.number)[0] / 2**64
-  return source.number == 0 or bool(100 * drawn < job.determinism_check)
+  return source.number == 0 or bool(100 * drawn < job.options.determinism_check)
 
 
 def _check_again(job: SplitJob, source: SourceRange, spill: Spill) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
+from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.state.spill_files import SpillFile
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.files import storage
@@ -23,43 +24,40 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SplitJob:
-  """One split of one task, to be cached. Attributes that are not listed are those of `CacheOptions`.
+  """One split of one task, to be cached.
 
   Attributes:
-    directory: where workers leave what they make.
+    task: the task's name.
+    split: the split's name.
+    directory: where workers leave their files.
     source_shards: names, in the source's order.
-    layout: of the cache.
     seqio_cache: the directory of the task's cache by SeqIO that is its source; None for the task's own.
+    options: the command line's.
   """
 
   task: str
   split: str
   directory: str
-  modules: tuple[str, ...]
   source_shards: tuple[str, ...]
-  range_examples: int | None
-  seed: int
-  base_seed: int
-  num_shards: int | None
-  min_shards: int
-  max_shards: int
-  block_records: int
-  container: str
-  layout: str
-  cache_at: str
-  task_feature_lengths: Mapping[str, int] | None
-  char_counts: bool
-  tfds_data_dir: str | None
   seqio_cache: str | None
-  max_bad_examples: int
-  determinism_check: float
+  options: CacheOptions
 
   def identity(self, reader: Mapping[str, Any]) -> str:
-    """Names what decides the bytes, with the fingerprint's reader part: only the same is taken up again."""
-    decides = dataclasses.asdict(self)
-    for name in ("directory", "modules", "max_bad_examples", "determinism_check"):
-      del decides[name]
-    return hashlib.sha256(canonical_json([decides, reader]).encode()).hexdigest()[:16]
+    """Return a digest of everything that decides bytes, which names the job's directory.
+
+    A job goes on in a directory of the same identity, also of one that an earlier version left.
+
+    Args:
+      reader: the reader part of the task's fingerprint.
+    """
+    job = {
+      "task": self.task,
+      "split": self.split,
+      "source_shards": self.source_shards,
+      "seqio_cache": self.seqio_cache,
+      **self.options.values_that_decide_bytes(),
+    }
+    return hashlib.sha256(canonical_json([job, reader]).encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ class FinalPlan:
 
 def source_ranges(job: SplitJob) -> list[SourceRange]:
   """What is preprocessed at a time; where source shards are cut, all of them must have been counted."""
-  if job.range_examples is None:
+  if job.options.range_examples is None:
     return [SourceRange(number=k, name=name, shard=k) for k, name in enumerate(job.source_shards)]
   ranges: list[SourceRange] = []
   for shard, name in enumerate(job.source_shards):
@@ -106,8 +104,8 @@ def source_ranges(job: SplitJob) -> list[SourceRange]:
     if count is None:
       raise FileNotFoundError(f"count {shard} of {job.task} {job.split} is not finished")
     # Of a source shard without examples one range is left, so that it stands in the manifest.
-    for start in range(0, max(count, 1), job.range_examples):
-      stop = min(start + job.range_examples, count)
+    for start in range(0, max(count, 1), job.options.range_examples):
+      stop = min(start + job.options.range_examples, count)
       ranges.append(
         SourceRange(number=len(ranges), name=f"{name}[{start}:{stop}]", shard=shard, start=start, stop=stop)
       )

@@ -359,7 +359,7 @@ def test_a_shard_that_may_not_grow_is_told_and_nothing_is_lost(jobs, scenarios, 
 def test_workers_that_run_twice_change_nothing(scenarios, tmp_path, at_a_time):
   options = CacheOptions(cache_dir=str(tmp_path / "twice"), modules=("small_tasks",), num_shards=2)
   work = task_work(seqio.TaskRegistry.get(TASK), options)
-  prepare_directories([work], options)
+  prepare_directories([work])
   for job in work.jobs:
     for source in source_ranges(job):
       twice(at_a_time, write_spill, job, source)

@@ -102,7 +102,7 @@ def test_sorted_spills_are_not_taken_for_those_of_others(tmp_path):
   options = CacheOptions(cache_dir=str(tmp_path), modules=("small_tasks",))
   with registered(task):
     works = plan_work([NAME], options)
-    prepare_directories(works, options)
+    prepare_directories(works)
     (job,) = works[0].jobs
     for source in source_ranges(job):
       write_spill(job, source)
@@ -153,4 +153,4 @@ def test_directories_are_the_same_from_wherever_workers_look(tmp_path, monkeypat
 def test_lengths_that_nothing_takes_are_refused():
   with pytest.raises(AnystepError) as caught:
     CacheOptions(cache_dir="c", task_feature_lengths={"targets": 8})
-  assert (caught.value.code, caught.value.kind) == (64, "options_exclusive")
+  assert (caught.value.code, caught.value.kind) == (64, "flags_exclusive")

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import json
 import math
 import re
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from job_runs import registered, run_job, stamps_of
 
 from anystep.cache_job.completion import completion
+from anystep.cache_job.main import main
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning import estimates
 from anystep.cache_job.planning.estimates import Estimate, estimate_split, human_bytes
@@ -113,6 +115,124 @@ def test_a_dry_run_ends_as_the_job_would_where_that_is_refused(tmp_path, monkeyp
   assert {name: caught.value.fields[name] for name in expected} == expected
   assert caught.value.fields["preprocessor"] == "observe"
   assert list(tmp_path.iterdir()) == []
+
+
+def document_of(cache_dir, capsys, *flags, task=TASK):
+  """The document of a dry run, which changes nothing, and the error that it ends with."""
+  before = stamps_of(cache_dir)
+  capsys.readouterr()
+  arguments = [f"--tasks={task.name}", f"--output_cache_dir={cache_dir}", "--dry_run", "--format=json"]
+  try:
+    assert main(["anystep-cache", *arguments, *flags]) == 0
+    error = None
+  except AnystepError as caught:
+    error = caught
+  assert stamps_of(cache_dir) == before
+  return json.loads(capsys.readouterr().out), error
+
+
+class TestDocument:
+  """A dry run with --format=json prints what docs/caching.md says."""
+
+  def test_says_what_is_done_and_what_is_left_to_do(self, tmp_path, capsys):
+    cache_dir = tmp_path / "cache"
+    with registered(TASK):
+      lines = dry_run(cache_dir, capsys)
+      document, error = document_of(cache_dir, capsys)
+      assert (error, document["version"], document["runner"], document["lines"]) == (None, 1, None, lines)
+      (task,) = document["tasks"]
+      directory = str(cache_dir / "small_dry")
+      assert {**task, "splits": []} == {
+        "task": "small_dry",
+        "directory": directory,
+        "complete_in": None,
+        "splits": [],
+        "refusal": None,
+      }
+      estimate = estimate_split(TASK, job_of(TASK, cache_dir))
+      assert task["splits"][0] == {
+        "split": "train",
+        "action": "cache",
+        "source_shards": 2,
+        "finished_source_ranges": 0,
+        "container": "array_record",
+        "num_shards": 1,
+        "examples": estimate.examples,
+        "cache_bytes": estimate.cache_bytes,
+        "temporary_bytes": estimate.temporary_bytes,
+        "refusal": None,
+      }
+      assert task["splits"][1]["split"] == "validation"
+
+      run_job(cache_dir, "--splits=train", tasks=TASK.name)
+      manifest = open_cache(cache_dir, TASK.name, "train").manifest
+      document, _ = document_of(cache_dir, capsys)
+      kept = document["tasks"][0]["splits"][0]
+      assert (kept["action"], kept["examples"], kept["num_shards"]) == ("keep", manifest.num_examples, 1)
+      assert kept["cache_bytes"] == sum(file.bytes for file in manifest.files)
+      assert [split["action"] for split in document["tasks"][0]["splits"]] == ["keep", "cache"]
+
+      other = f"--tasks_additional_cache_dirs={cache_dir}"
+      document, _ = document_of(tmp_path / "other", capsys, "--splits=train", other)
+      (task,) = document["tasks"]
+      assert task["complete_in"] == str(cache_dir)
+      assert [(split["action"], split["examples"]) for split in task["splits"]] == [
+        ("keep", manifest.num_examples)
+      ]
+
+  def test_has_the_refusals_of_every_task_and_split_and_the_job_s_error(self, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SMALL_TASKS_RAISE_AT", "validation-0-2")
+    with registered(TASK):
+      document, error = document_of(tmp_path, capsys)
+      train, validation = document["tasks"][0]["splits"]
+      assert train["refusal"] is None
+      assert train["cache_bytes"] > 0
+      assert (validation["cache_bytes"], document["lines"]) == (None, [])
+      assert (error.code, error.kind) == (65, "preprocessor_failed")
+      assert validation["refusal"] == {
+        "code": 65,
+        "kind": "preprocessor_failed",
+        "fields": {name: str(value) for name, value in error.fields.items()},
+        "fix": error.fix,
+      }
+      monkeypatch.delenv("SMALL_TASKS_RAISE_AT")
+      run_job(tmp_path, tasks=TASK.name)
+      document, error = document_of(tmp_path, capsys, "--seed=5")
+      (task,) = document["tasks"]
+      assert (error.kind, task["refusal"]["kind"], task["splits"]) == ("cache_options", "cache_options", [])
+      assert (task["refusal"]["fields"]["option"], task["directory"]) == ("seed", None)
+
+  def test_has_bytes_of_each_example_where_nobody_knows_how_many_there_are(
+    self, tmp_path, capsys, monkeypatch
+  ):
+    found = Estimate(examples=None, cache_bytes=3, temporary_bytes=7)
+    monkeypatch.setattr("anystep.cache_job.planning.dry_run.estimate_split", lambda *_: found)
+    with registered(TASK):
+      document, _ = document_of(tmp_path, capsys, "--num_shards=5")
+    split = document["tasks"][0]["splits"][0]
+    assert (split["examples"], split["cache_bytes"], split["num_shards"]) == (None, None, 5)
+    assert (split["cache_bytes_per_example"], split["temporary_bytes_per_example"]) == (3, 7)
+
+  def test_has_the_graph_of_a_runner_that_is_named(self, tmp_path, capsys):
+    with registered(TASK):
+      lines = dry_run(tmp_path, capsys, "--direct_num_workers=1")
+      document, _ = document_of(tmp_path, capsys, "--direct_num_workers=1")
+    runner = document["runner"]
+    assert (runner["name"], runner["install"]) == ("DirectRunner", None)
+    assert lines[-len(runner["stages"]) :] == [f"  {stage}" for stage in runner["stages"]]
+    assert document["lines"] == lines
+
+  def test_is_all_that_stdout_holds(self, tmp_path, capsys, monkeypatch):
+    (tmp_path / "talking_module.py").write_text("print('here I am')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with registered(TASK):
+      document, _ = document_of(tmp_path / "cache", capsys, "--module_import=talking_module")
+    assert document["version"] == 1
+
+  def test_is_of_a_dry_run_alone(self, tmp_path):
+    with pytest.raises(AnystepError) as caught:
+      main(["anystep-cache", "--tasks=a", f"--output_cache_dir={tmp_path}", "--format=json"])
+    assert (caught.value.code, caught.value.kind, caught.value.fix) == (64, "flags", "add --dry_run")
 
 
 def test_a_task_that_does_not_give_what_it_says_is_told_by_the_dry_run(tmp_path):

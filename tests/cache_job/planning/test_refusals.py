@@ -209,7 +209,7 @@ CASES = {
     {},
   ),
   "a preprocessor that takes lengths, after the placeholder": (
-    task(PLACEHOLDER, cut, placeholder=()), (END,), 78, "task_feature_lengths", {"preprocessor": "cut"}
+    task(PLACEHOLDER, cut, placeholder=()), (END,), 64, "task_feature_lengths", {"preprocessor": "cut"}
   ),
 }  # fmt: skip
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from job_runs import digests_of, registered, run_job, stamps_of
 
 from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.planning.dry_run import forecast_work
 from anystep.cache_job.planning.selection import select_tasks
 from anystep.cache_job.planning.task_work import plan_work
-from anystep.cache_job.shuffle.sorted_spills import bounded
 from anystep.caches.cache import open_cache, read_completed
 from anystep.caches.manifest import default_num_shards
 from anystep.errors import AnystepError
@@ -131,7 +131,7 @@ class TestSplits:
       run_job(tmp_path / "c", "--splits=train", tasks="pick_a")
     monkeypatch.delenv("SMALL_TASKS_RAISE_AT")
     (work,) = plan_work(["pick_a"], CacheOptions(cache_dir=str(tmp_path / "c")))
-    begun = "1 of them preprocessed by an earlier run" in "\n".join(work.lines())
+    begun = "1 of them preprocessed by an earlier run" in "\n".join(forecast_work(work).lines())
     run_job(tmp_path / "c", "--splits=validation", tasks="pick_a")
     monkeypatch.setenv("SMALL_TASKS_LOG", str(log))
     run_job(tmp_path / "c", tasks="pick_a")
@@ -213,7 +213,8 @@ def test_the_default_number_of_shards_is_bounded_as_seqio_bounds_its_own(example
     expected = max(expected, least)
   if most > 0:
     expected = min(expected, most)
-  assert bounded(default_num_shards(examples, block), least, most) == expected
+  options = CacheOptions(cache_dir="cache", block_records=block, min_shards=least, max_shards=most)
+  assert options.choose_num_shards(examples) == expected
 
 
 def test_bounds_leave_a_cache_that_is_within_them_and_refuse_another(built, tmp_path):
@@ -242,7 +243,7 @@ def test_bounds_leave_a_cache_that_is_within_them_and_refuse_another(built, tmp_
 )
 def test_options_that_contradict_each_other_are_refused(options):
   error = failure(lambda: CacheOptions(cache_dir="c", **options))
-  assert (error.code, error.kind) == (64, "options_exclusive")
+  assert (error.code, error.kind) == (64, "flags_exclusive")
   for name in options:
     assert name.split("_")[0] in error.fields["expected"]
 

@@ -42,7 +42,7 @@ def test_a_graph_is_built_and_nothing_is_run(tmp_path, monkeypatch):
   def fill_with_what_must_not_run(pipeline):
     _ = pipeline | "start" >> beam.Create([1]) | "stop" >> beam.Map(_must_not_run)
 
-  first, *stages = build_graph(fill_with_what_must_not_run, ["--runner=DirectRunner"])
+  first, *stages = build_graph(fill_with_what_must_not_run, ["--runner=DirectRunner"]).lines()
   assert re.fullmatch(r"for DirectRunner: \d+ transforms in 2 stages", first)
   assert stages == ["  start", "  stop"]
   assert list(tmp_path.iterdir()) == []
@@ -56,7 +56,7 @@ def test_a_graph_has_its_stages_whatever_the_runner():
   portable = ["--job_endpoint=localhost:1", "--environment_type=EXTERNAL", "--environment_config=localhost:2"]
   flink = ["--parallelism=4", "--setup_file=/nowhere/setup.py"]
   for runner, options in {"DirectRunner": [], "PortableRunner": portable, "FlinkRunner": flink}.items():
-    first, *stages = build_graph(fill, [f"--runner={runner}", *options])
+    first, *stages = build_graph(fill, [f"--runner={runner}", *options]).lines()
     assert re.fullmatch(rf"for {runner}: \d+ transforms in 3 stages", first)
     assert stages == STAGES
 
@@ -71,7 +71,7 @@ def test_a_graph_is_refused_where_its_transforms_are():
 
 
 def test_a_graph_for_dataflow_is_built_without_what_submits_it():
-  first, *lines = build_graph(fill, ON_DATAFLOW)
+  first, *lines = build_graph(fill, ON_DATAFLOW).lines()
   assert first.startswith("for DataflowRunner: ")
   assert lines == [*STAGES, f"  to submit it: pip install 'apache-beam[gcp]=={beam.__version__}'"]
 
@@ -136,7 +136,7 @@ import sys
 sys.path.insert(0, {str(root / "tests" / "cache_job" / "runners")!r})
 from test_pipelines import ON_DATAFLOW, fill
 from anystep.cache_job.runners.pipelines import build_graph
-print(*build_graph(fill, ON_DATAFLOW), sep="\\n")
+print(*build_graph(fill, ON_DATAFLOW).lines(), sep="\\n")
 """
   environment = {**os.environ, "PYTHONPATH": str(packages)}
   done = subprocess.run(
