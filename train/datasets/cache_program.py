@@ -1,4 +1,4 @@
-"""Running `anystep-cache` for a run whose caches are not there."""
+"""Command lines of `anystep-cache` that make the caches that a run lacks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,46 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from anystep.caches.cache import read_completed
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import names
+from anystep.files.json_files import MALFORMED, parse_json
 
-# What a dry run says of a split that is to be cached, and of its size where that is known.
-_SPLIT_LINE = re.compile(r"  (\S+): .*would be cached as ")
-_SIZE = re.compile(r": about [\d,]+ examples?, ([\d,.]+) (B|KiB|MiB|GiB|TiB) and ")
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+# The version of the program's document (docs/caching.md, A dry run for programs).
+_DOCUMENT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DryRun:
+  """The part of a dry run's document that decides whether its job is run.
+
+  Attributes:
+    lines: the dry run as text for people.
+    cache_bytes: bytes of all caches that would be written, about; None where one of them is unknown.
+  """
+
+  lines: Sequence[str]
+  cache_bytes: int | None
+
+  @classmethod
+  def from_document(cls, document: Any) -> DryRun:
+    """Reads the document.
+
+    Raises:
+      ValueError, KeyError, TypeError: for another document, or another version of it.
+    """
+    if document["version"] != _DOCUMENT_VERSION:
+      raise ValueError(f"version {document['version']}")
+    splits = [split for task in document["tasks"] for split in task["splits"]]
+    sizes = [split["cache_bytes"] for split in splits if split["action"] != "keep"]
+    return cls(lines=document["lines"], cache_bytes=None if None in sizes else sum(sizes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheCommand:
-  """A command line of `anystep-cache`; as a text, what one would type.
+  """A command line of `anystep-cache`; its text is what one would type.
 
   Attributes:
     tasks: their names.
@@ -54,25 +80,31 @@ class CacheCommand:
     return " ".join(["anystep-cache", *map(shlex.quote, self.arguments)])
 
   def run(self) -> None:
-    """Runs the program, which says on this one's stdout and stderr how far it is.
+    """Runs the program, which prints its progress on this one's stdout and stderr.
 
     Raises:
       AnystepError: with its exit status, `cache_program`; 78 `module_missing`, `package_missing`.
     """
     self._run([])
 
-  def dry_run(self) -> tuple[str, int | None]:
-    """What the program says that it would do, and how many bytes that makes; None where it cannot tell.
+  def dry_run(self) -> DryRun:
+    """Asks the program what it would do.
 
     Raises:
-      AnystepError: as `run`.
+      AnystepError: as `run`; 74 `cache_program` for an answer that is no document of its dry run.
     """
-    text = self._run(["--dry_run"], stdout=subprocess.PIPE)
-    lines = [line for line in text.splitlines() if _SPLIT_LINE.match(line)]
-    sizes = [_SIZE.search(line) for line in lines]
-    known = [float(size[1].replace(",", "")) * _UNITS[size[2]] for size in sizes if size]
-    complete = len(known) == len(lines) >= len(self.splits)
-    return text, round(sum(known)) if complete else None
+    text = self._run(["--format=json", "--dry_run"], stdout=subprocess.PIPE)
+    try:
+      return DryRun.from_document(parse_json(text))
+    except MALFORMED as error:
+      raise AnystepError(
+        ExitCode.IO,
+        "cache_program",
+        command=self,
+        expected=f"a dry run as a document of version {_DOCUMENT_VERSION}",
+        got=one_line(error),
+        fix="install one version of anystep for all programs, and run the same command again",
+      ) from error
 
   def _run(self, flags: Sequence[str], stdout: int | None = None) -> str:
     self._check()
@@ -121,7 +153,7 @@ class MissingSplit:
 
 
 def root_without(roots: Sequence[str], task: str, split: str) -> str | None:
-  """The root where a split's cache would be found, were it there; None where it is.
+  """Return the root that lacks a split's cache; None where some root has it.
 
   Raises:
     AnystepError: 65 `completed_invalid`.
@@ -136,33 +168,35 @@ def root_without(roots: Sequence[str], task: str, split: str) -> str | None:
 
 
 def commands_for(missing: Iterable[MissingSplit], *, index_only: bool = False) -> list[CacheCommand]:
-  """The fewest command lines that make these splits' caches, and no others."""
+  """Return the fewest command lines that make these splits' caches, and no others."""
   splits: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
-  for one in missing:
-    wanted = splits.setdefault((one.cache_dir, one.modules, one.task), [])
-    wanted += [one.split] if one.split not in wanted else []
+  for entry in missing:
+    task_splits = splits.setdefault((entry.cache_dir, entry.modules, entry.task), [])
+    task_splits += [entry.split] if entry.split not in task_splits else []
   tasks: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
-  for (cache_dir, modules, task), wanted in splits.items():
-    tasks.setdefault((cache_dir, modules, tuple(wanted)), []).append(task)
+  for (cache_dir, modules, task), task_splits in splits.items():
+    tasks.setdefault((cache_dir, modules, tuple(task_splits)), []).append(task)
   return [
-    CacheCommand(tasks=tuple(own), cache_dir=cache_dir, modules=modules, splits=wanted, index_only=index_only)
-    for (cache_dir, modules, wanted), own in tasks.items()
+    CacheCommand(
+      tasks=tuple(task_names), cache_dir=cache_dir, modules=modules, splits=same_splits, index_only=index_only
+    )
+    for (cache_dir, modules, same_splits), task_names in tasks.items()
   ]
 
 
 def cache_first(commands: Sequence[CacheCommand], *, limit_bytes: int, dry_run: bool) -> None:
-  """Runs command lines that cache what a run needs, where that is little; a dry run only says so.
+  """Runs command lines that cache what a run needs, where that is little; a dry run only prints them.
 
   Raises:
-    AnystepError: 78 `cache_too_large` where caches would be larger, or nobody can tell; as
-      `CacheCommand.run`.
+    AnystepError: 78 `cache_too_large` where caches would be larger, or their size is unknown; as
+      `CacheCommand.run` and `CacheCommand.dry_run`.
   """
-  said = [(command, *command.dry_run()) for command in commands]
-  sizes = [size for _, _, size in said]
+  dry_runs = [command.dry_run() for command in commands]
+  sizes = [answer.cache_bytes for answer in dry_runs]
   total = None if None in sizes else sum(size for size in sizes if size is not None)
-  for command, text, _ in said:
+  for command, answer in zip(commands, dry_runs, strict=True):
     print(f"{'would cache' if dry_run else 'caching'} first, what is not cached yet: {command}")
-    print(text, end="", flush=True)
+    print(*answer.lines, sep="\n", flush=True)
   if total is None or total > limit_bytes:
     raise AnystepError(
       ExitCode.CONFIG,

@@ -292,37 +292,50 @@ def test_more_than_the_limit_is_refused_with_the_command_to_run(command, program
   assert [one[-1] for one in programs] == ["--dry_run"]
 
 
-OF_DISK = "of temporary disk"
-UNKNOWN = "how much cannot be known, for the first examples give none"
+def split_of_a_dry_run(action, cache_bytes):
+  return {"split": "train", "action": action, "cache_bytes": cache_bytes}
+
+
+def answer_with(monkeypatch, text):
+  """Lets the program answer a text; returns a command."""
+  run = lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=text)
+  monkeypatch.setattr(cache_program.subprocess, "run", run)
+  return CacheCommand(tasks=("a", "b"), cache_dir="cache", modules=("m",))
 
 
 @pytest.mark.parametrize(
-  ("lines", "size"),
+  ("splits", "size"),
   [
-    ([f"about 1,234 examples, 1.5 KiB and 3.0 KiB {OF_DISK}"], 1536),
-    (
-      [f"about 1 example, 900 B and 1.0 KiB {OF_DISK}", f"about 7 examples, 2,048.0 TiB and 1 B {OF_DISK}"],
-      900 + (2048 << 40),
-    ),
-    ([f"about 3 B and 7 B {OF_DISK} for each example, of which the source does not tell how many"], None),
-    ([f"about 7 examples, 3 B and 1 B {OF_DISK}", UNKNOWN], None),
-    ([], None),
+    ([[("cache", 1536)]], 1536),
+    ([[("cache", 900), ("keep", 10**9)], [("cache", 2048 << 40)]], 900 + (2048 << 40)),
+    ([[("keep", 3)], []], 0),
+    ([[("cache", 3)], [("cache", None)]], None),
+    ([[("index", None)]], None),
   ],
 )
-def test_the_size_is_the_sum_of_what_the_program_says_or_unknown(lines, size, monkeypatch, capfd):
-  text = "a: to somewhere\n  other: complete, left as it is\n"
-  text += "".join(
-    f"  s{k}: 2 source shards, would be cached as tfrecord: {line}\n" for k, line in enumerate(lines)
-  )
-  run = lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=text)
-  monkeypatch.setattr(cache_program.subprocess, "run", run)
-  splits = tuple(f"s{k}" for k in range(max(len(lines), 1)))
-  command = CacheCommand(tasks=("a",), cache_dir="cache", modules=("m",), splits=splits)
-  assert command.dry_run() == (text, size)
+def test_the_size_is_the_sum_of_what_would_be_written_or_unknown(splits, size, monkeypatch, capfd):
+  tasks = [{"splits": [split_of_a_dry_run(*split) for split in of_task]} for of_task in splits]
+  document = {"version": 1, "tasks": tasks, "lines": ["a: to somewhere", "  train: much"]}
+  command = answer_with(monkeypatch, json.dumps(document))
+  answer = command.dry_run()
+  assert (answer.lines, answer.cache_bytes) == (document["lines"], size)
   if size is None:
     with pytest.raises(AnystepError) as refused:
       cache_program.cache_first([command], limit_bytes=1 << 60, dry_run=True)
     assert (refused.value.kind, refused.value.fields["got"]) == ("cache_too_large", "nobody knows how many")
+  else:
+    cache_program.cache_first([command], limit_bytes=size, dry_run=True)
+  assert capfd.readouterr().out.endswith("\na: to somewhere\n  train: much\n")
+
+
+@pytest.mark.parametrize(
+  "text", ["", "a: to somewhere", "[]", '{"version": 1}', '{"version": 2, "tasks": []}']
+)
+def test_an_answer_that_is_no_dry_run_is_refused(text, monkeypatch):
+  with pytest.raises(AnystepError) as refused:
+    answer_with(monkeypatch, text).dry_run()
+  assert (refused.value.code, refused.value.kind) == (74, "cache_program")
+  assert refused.value.fields["expected"] == "a dry run as a document of version 1"
 
 
 def test_commands_name_each_split_that_is_missing_once_and_no_other():
@@ -402,7 +415,7 @@ def test_a_mixture_of_caches_of_tasks_that_are_not_registered_is_refused(command
       main.prepare(command(MIXTURE_OR_TASK_NAME=repr(mixture_string(tiny_cache)), CACHE_DIR=None))
   finally:
     seqio.TaskRegistry.add_provider(tiny_tasks.OTHER_NAME, removed)
-  assert (refused.value.code, refused.value.kind) == (78, "task_unknown")
+  assert (refused.value.code, refused.value.kind) == (64, "task_unknown")
   assert refused.value.fields["got"] == tiny_tasks.OTHER_NAME
 
 
