@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 # Earlier names by module.
 _EARLIER: Mapping[str, str] = {
+  "anystep.error_kinds.exit_codes": "anystep.errors",
   "anystep.order.permutation": "anystep.permutation",
   "anystep.streams.grain": "anystep.grain_datasets",
   "anystep.tasks.catalogue.arithmetic": "anystep.tasks.arithmetic",

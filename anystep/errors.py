@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import difflib
-import enum
 import functools
 import json
 import re
+import warnings
 from collections.abc import Iterable
+
+from anystep.error_kinds.exit_codes import ExitCode
+from anystep.error_kinds.table import ERROR_KINDS
+
+__all__ = ["AnystepError", "ExitCode", "invalid_file", "nearest", "one_line", "package_missing", "require"]
 
 _PLAIN = re.compile(r"[^\s\"'=]+\Z")
 # What would end the line, move a terminal's cursor, or be no character that UTF-8 has.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# What TensorFlow puts around a failure's own words: where it was, and stacks after them.
+_GRAPH = re.compile(
+  r"\{\{[^}]*\}\} ?|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+  r"| at component \d+|(\n\t \[\[|\n\nDetected at node| \[Op:|\nTraceback \(most recent call last\)).*",
+  re.DOTALL,
+)
 # A value longer than this does not make the line easier to read.
 _MAX_CHARACTERS = 4000
-
-
-class ExitCode(enum.IntEnum):
-  """Exit status of a program that met a foreseen failure (docs/architecture.md#errors, after sysexits.h)."""
-
-  USAGE = 64
-  DATA = 65
-  NO_INPUT = 66
-  NUMERICS = 70
-  CANNOT_CREATE = 73
-  IO = 74
-  PREEMPTED = 75
-  MISMATCH = 76
-  UNSAFE = 77
-  CONFIG = 78
 
 
 class AnystepError(Exception):
   """A foreseen failure: what kind, what was expected, what came, and how to fix it.
 
+  A kind that is not in the table of error kinds, or has another code there, is a mistake in the program. It
+  gives a warning, which tests make an error of: for a user, the failure itself matters more.
+
   Attributes:
     code: the exit status that a program ends with.
-    kind: a stable snake_case word that names the failure.
+    kind: a stable snake_case word that names the failure, a key of `ERROR_KINDS`.
     fix: what to do about it, in one sentence.
     fields: further named facts (path, expected, got, ...), in the order they are printed.
 
-  >>> error = AnystepError(ExitCode.DATA, "shard_size", fix="make it anew", path="a b", expected=2, got=1)
+  >>> error = AnystepError(ExitCode.DATA, "file_size", fix="restore it", path="a b", expected=2, got=1)
   >>> print(error)
-  ERROR code=65 kind=shard_size path="a b" expected=2 got=1 fix="make it anew"
+  ERROR code=65 kind=file_size path="a b" expected=2 got=1 fix="restore it"
   """
 
   def __init__(self, code: ExitCode, kind: str, *, fix: str, **fields: object):
     super().__init__(kind)
+    entry = ERROR_KINDS.get(kind)
+    # An entry without a code stands for the failures of another program, with its codes.
+    if entry is None or entry.code not in (code, None):
+      text = f"{kind} with exit code {int(code)} is not in the table of error kinds"
+      warnings.warn(text, RuntimeWarning, stacklevel=2)
     self.code = code
     self.kind = kind
     self.fix = fix
@@ -61,13 +65,44 @@ class AnystepError(Exception):
     return f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={_quoted(self.fix)}"
 
 
-def one_line(error: BaseException) -> str:
-  """An exception's type and text, without line breaks.
+def require(condition: bool, kind: str, *, expected: object, got: object, fix: str) -> None:
+  """Raise an error of a kind, with the code that the table has for it, where a condition does not hold.
+
+  >>> require(4 % 2 == 0, "lanes", expected="a divisor of 4", got=2, fix="give 1, 2 or 4 as lanes")
+
+  Raises:
+    AnystepError: of the kind.
+  """
+  if not condition:
+    entry = ERROR_KINDS.get(kind)
+    code = (entry and entry.code) or ExitCode.CONFIG
+    raise AnystepError(code, kind, expected=expected, got=got, fix=fix)
+
+
+def one_line(error: BaseException, *, with_type: bool = True, without_graph: bool = False) -> str:
+  """Return an exception's type and text on one line.
+
+  Args:
+    error: the exception.
+    with_type: whether its type comes first.
+    without_graph: whether to leave out TensorFlow's places in graphs and stacks, which stand around the text.
 
   >>> one_line(ValueError("no\\n  number"))
   'ValueError: no number'
+  >>> one_line(ValueError("no\\n  number"), with_type=False)
+  'no number'
+  >>> one_line(ValueError("{{node add}} no number [Op:Add]"), without_graph=True)
+  'ValueError: no number'
   """
-  return " ".join(f"{type(error).__name__}: {error}".split())
+  text = str(error)
+  name = type(error).__name__
+  if without_graph:
+    text = str(getattr(error, "message", None) or error)
+    if "in user code:" in text:
+      text = text.strip().rpartition("\n")[2]
+    text = _GRAPH.sub("", text).strip()
+    with_type = with_type and not text.startswith(name)
+  return " ".join((f"{name}: {text}" if with_type else text).split())
 
 
 def invalid_file(kind: str, error: Exception, *, path: object, fix: str, **fields: object) -> AnystepError:

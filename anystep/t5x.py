@@ -10,7 +10,6 @@ T5X's own code stays as it is; its gin file needs:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +19,13 @@ import tensorflow as tf
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.files.names import checkpoint_step
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.seqio_api.converters import native_converter
 from anystep.tasks.seqio_api.deterministic_task import CachedTasks
 from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 # T5X's names of finished checkpoints; unfinished ones have longer names.
-_CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
 _PREFETCH_BATCHES = 8
 
 
@@ -101,8 +100,8 @@ def _find_last_step(model_dir: epath.PathLike | None, start_step: int) -> int:
       " continue_from_last_checkpoint = False",
     )
   directory = epath.Path(model_dir)
-  matches = [_CHECKPOINT.match(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
-  return max((int(match[1]) for match in matches if match), default=start_step)
+  steps = [checkpoint_step(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
+  return max((step for step in steps if step is not None), default=start_step)
 
 
 def _configuration_error(kind: str, *, expected: object, got: object, fix: str) -> AnystepError:

@@ -24,6 +24,7 @@ VOCABULARIES = "vocabularies"
 # and the marker of a complete checkpoint.
 DATA_PLAN, DATA_UNCACHED, DATA_CACHES = "data_plan.json", "data_uncached.json", "data_caches.json"
 COMMIT_SUCCESS = "commit_success.txt"
+_CHECKPOINT = re.compile(r"checkpoint_(0|[1-9][0-9]*)\Z")
 
 
 def task_directory(root: epath.PathLike, task: str) -> epath.Path:
@@ -31,6 +32,21 @@ def task_directory(root: epath.PathLike, task: str) -> epath.Path:
   for part in task.split(":"):
     _check(part, "task")
   return epath.Path(root).joinpath(*task.split(":"))
+
+
+def checkpoint_name(step: int) -> str:
+  """Return the name of the directory of a step's checkpoint."""
+  return f"checkpoint_{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+  """Return the step of a checkpoint's directory; None where the name is not one of a checkpoint.
+
+  >>> checkpoint_step("checkpoint_50"), checkpoint_step("unreadable_checkpoint_50")
+  (50, None)
+  """
+  match = _CHECKPOINT.match(name)
+  return int(match[1]) if match else None
 
 
 def manifest_name(split: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, require
 from anystep.limits import (
   MAX_BATCH_ROWS,
   MAX_COUNT,
@@ -37,12 +37,33 @@ Rate = int | float | str | Fraction
 NEEDS_CACHES = "a plan that knows its caches: plan.on_caches(caches)"
 
 
+# By kind of error, what to do about an argument of a plan.
+_FIXES = {
+  "batch_size": "set batch_size to a whole number of rows in this range",
+  "caches": "give one cache of each task",
+  "epoch_policy": "name one of these as epoch_policy; global reads every layout",
+  "feature_lengths": "give the length of each feature as a whole number in this range",
+  "lanes": "give one of these divisors as lanes, or leave it out",
+  "num_epochs": "set num_epochs to a number in this range; None reads without end",
+  "packing": "name one of these as packing",
+  "plan_caches": "call on_caches with the caches of the plan's tasks, and use the plan that it returns",
+  "rate_unit": "count rates in one of these",
+  "rates": "give a rate for each task",
+  "seed": "give a whole number from -2**63 to 2**64 - 1 as seed",
+  "skip": "let the steps to skip end after the step that they begin with",
+  "split": "give caches and lists of tombstones of this split alone",
+  "step": "give the number of a step, counted from 0",
+  "task_unknown": "give tombstones of the plan's tasks alone",
+}
+
+
 def check_argument(condition: bool, kind: str, expected: object, got: object) -> None:
-  """Raise AnystepError 78 of that kind unless the condition holds."""
-  if not condition:
-    raise AnystepError(
-      ExitCode.CONFIG, kind, expected=expected, got=repr(got), fix=f"change {kind} to what is expected"
-    )
+  """Refuse an argument for which a condition does not hold.
+
+  Raises:
+    AnystepError: of the kind.
+  """
+  require(condition, kind, expected=expected, got=repr(got), fix=_FIXES[kind])
 
 
 def group_by_task(caches: Cache | Iterable[Cache]) -> dict[str, Cache]:
@@ -151,12 +172,12 @@ def check_mixture(
   """Refuse a segment that cannot be, before unit tables are made, which may take long.
 
   Raises:
-    AnystepError: 78 `task_unknown`, `batch_size`, `lanes`.
+    AnystepError: 64 `task_unknown`; 78 `batch_size`, `lanes`.
   """
   for name in rates:
     if name not in tasks:
       raise AnystepError(
-        ExitCode.CONFIG,
+        ExitCode.USAGE,
         "task_unknown",
         expected=f"tasks whose caches are given: {nearest(name, tasks)}",
         got=name,
@@ -327,7 +348,7 @@ def add_tombstones(
     tasks, split: the plan's.
 
   Raises:
-    AnystepError: 78 `task_unknown`, `split`; 76 `plan_cache` for a list of another cache's examples.
+    AnystepError: 64 `task_unknown`; 78 `split`; 76 `plan_cache` for a list of another cache's examples.
   """
   extended = list(tombstones)
   for entry in lists:

@@ -134,7 +134,7 @@ class Plan:
 
     Raises:
       AnystepError: 78 `batch_size`, `lanes`, `num_epochs`, `packing`, `epoch_policy`, `rates`, `rate_unit`,
-        `task_unknown`, `split`, `feature_lengths`; 66 `cache_empty`; as `make_unit_table` and
+        `split`, `feature_lengths`; 64 `task_unknown`; 66 `cache_empty`; as `make_unit_table` and
         `transforms_by_task`.
     """
     by_task = changes.group_by_task(caches)
@@ -227,7 +227,7 @@ class Plan:
       reason: why, for people.
 
     Raises:
-      AnystepError: 78 `skip`, `step_trained`, `data_ended`.
+      AnystepError: 64 `skip`; 78 `step_trained`, `data_ended`.
     """
     new = changes.skip_steps(self.schedule, step, until, trained_steps=trained_steps, reason=reason)
     return self._with_segments(new, self.tasks)
@@ -243,7 +243,7 @@ class Plan:
       trained_steps: as in `change`.
 
     Raises:
-      AnystepError: 78 `task_unknown`, `split`, `step_trained`, `data_ended`; 76 `plan_cache` for a list of
+      AnystepError: 64 `task_unknown`; 78 `split`, `step_trained`, `data_ended`; 76 `plan_cache` for a list of
         another cache's examples.
     """
     step = changes.check_changed_step(self.schedule, step, trained_steps=trained_steps)

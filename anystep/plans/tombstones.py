@@ -54,13 +54,13 @@ class TombstoneList:
     """A list of examples of a cache.
 
     Raises:
-      AnystepError: 78 `index` for one that the cache does not have, or none at all.
+      AnystepError: 64 `index` for one that the cache does not have, or none at all.
     """
     found, num_examples = sorted(set(indices)), cache.manifest.num_examples
     outside = [index for index in found if not 0 <= index < num_examples]
     if outside or not found:
       raise AnystepError(
-        ExitCode.CONFIG,
+        ExitCode.USAGE,
         "index",
         task=cache.manifest.task,
         expected=f"at least one index, 0 to {num_examples - 1}",

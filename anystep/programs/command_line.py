@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files.os_failures import os_failure
 from anystep.programs.progress import show_library_work
 
@@ -33,7 +33,7 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     positional = values(list(argv))[1:]
   except flags.Error as error:
     raise AnystepError(
-      ExitCode.USAGE, "flags", got=str(error), fix=f"{program} --help lists the flags"
+      ExitCode.USAGE, "flags", got=one_line(error, with_type=False), fix=f"{program} --help lists the flags"
     ) from error
   if positional:
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(positional), fix="give values as --flag=value")

@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, package_missing
+from anystep.errors import AnystepError, ExitCode, one_line, package_missing
 from anystep.features.ragged import Ragged
 from anystep.records.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
 from anystep.records.writing import serialize_examples
@@ -175,7 +175,7 @@ def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> 
       "file_container",
       path=path,
       expected="a Parquet file, and all of it",
-      got=str(error),
+      got=one_line(error, with_type=False),
       fix="fetch or write the file anew",
     ) from error
 

@@ -74,7 +74,7 @@ def open_stream(
   missing = sorted(plan.tasks.keys() - caches.keys())
   if missing:
     raise AnystepError(
-      ExitCode.CONFIG,
+      ExitCode.USAGE,
       "task_unknown",
       expected=f"caches of {', '.join(plan.task_names)}",
       got=", ".join(sorted(caches)),

@@ -198,7 +198,7 @@ def transforms_by_task(
     others: further tasks that may be named.
 
   Raises:
-    AnystepError: 78 `transforms` for what is no mapping, `task_unknown` for a misspelled name; as
+    AnystepError: 78 `transforms` for what is no mapping; 64 `task_unknown` for a misspelled name; as
       `as_transform`.
   """
   if transforms is None:
@@ -215,7 +215,7 @@ def transforms_by_task(
   without = sorted(set(tasks) - transforms.keys())
   if unknown and without:
     raise AnystepError(
-      ExitCode.CONFIG,
+      ExitCode.USAGE,
       "task_unknown",
       expected=f"names of tasks, of which these have no transforms: {', '.join(without)}",
       got=unknown,

@@ -5,23 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from anystep.cache_job.preprocessing.example_checks import TOO_LARGE, Problem
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 
 _SHOWN_BYTES = 1000
 _SHOWN_VALUES = 100
-# What TensorFlow puts around a failure's own words: where it was, which among other features is elsewhere.
-_GRAPH_PLACES = re.compile(
-  r"\{\{\S* ?[^}]*\}\}|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
-  r"| at component \d+"
-)
-_AFTER_WORDS = ("\n\t [[", "\n\nDetected at node", " [Op:", "\nTraceback (most recent call last)")
 # Where a problem comes from is looked for among so many of the source's examples first: most come early.
 _SEARCHED_EXAMPLES = (1 << 9, 1 << 15, None)
 
@@ -99,13 +92,7 @@ def source_unreadable(got: str, **where: object) -> AnystepError:
 
 def raised_problem(error: BaseException) -> Problem:
   """What is wrong with an example of which a preprocessor raised."""
-  text = getattr(error, "message", None) or str(error)
-  for mark in _AFTER_WORDS:
-    text = text.partition(mark)[0]
-  name = type(error).__name__
-  got = " ".join(_GRAPH_PLACES.sub("", text).split())
-  got = got if got.startswith(name) else f"{name}: {got}"
-  return Problem(kind=RAISED, feature="", expected="", got=got)
+  return Problem(kind=RAISED, feature="", expected="", got=one_line(error, without_graph=True))
 
 
 def step_finder(

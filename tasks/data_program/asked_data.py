@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
@@ -23,7 +22,6 @@ from anystep.tasks.data_program.arguments import joined, rates_of, task_unknown,
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.transforms.transform import Transform
 
-_CHECKPOINT = re.compile(r"checkpoint_(\d+)\Z")
 # What the order of a cache's rows follows from, where no plan says it.
 _ORDER_FLAGS = (
   *("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit"),
@@ -166,9 +164,10 @@ def read_model_dir(path: str) -> Source:
     AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
   """
   directory = epath.Path(path)
-  matches = [_CHECKPOINT.match(entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
-  steps = [int(m[1]) for m in matches if m and (directory / m[0] / names.COMMIT_SUCCESS).exists()]
-  places = [directory, *([directory / f"checkpoint_{max(steps)}"] if steps else [])]
+  entries = list(directory.iterdir()) if directory.is_dir() else []
+  steps = [names.checkpoint_step(entry.name) for entry in entries if (entry / names.COMMIT_SUCCESS).exists()]
+  newest = max((step for step in steps if step is not None), default=None)
+  places = [directory, *([] if newest is None else [directory / names.checkpoint_name(newest)])]
   paths = [place / names.DATA_PLAN for place in places]
   plan_path = next((path for path in paths if path.exists()), paths[0])
   if not plan_path.exists() and (directory / names.DATA_UNCACHED).exists():

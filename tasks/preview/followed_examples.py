@@ -25,7 +25,6 @@ _RESTART_EXAMPLES = 2048
 _RESTART_SHARDS = 16
 # What makes very many of one example, or never ends, is not waited for.
 _MOST_RESULTS = 4096
-# What TensorFlow puts around the words of what was raised.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -332,7 +331,9 @@ def said(error: Exception) -> str:
   if "in user code:" in text:
     frames = [(path, line) for path, line in _FRAME.findall(text) if "site-packages" not in path]
     where = "".join(f" ({PurePath(path).name}, line {line})" for path, line in frames[-1:])
-  return one_line(error, without_graph=True) + where
+  text = one_line(error, without_graph=True)
+  # What Python raised within a graph, its type first, is of more use than TensorFlow's type for it.
+  return re.sub(r"\w+: (?=\w+(Error|Exception): )", "", text, count=1) + where
 
 
 def _contents(examples: Sequence[Any]) -> list[Any]:

@@ -127,7 +127,7 @@ def check_previews(
   """Refuses what no preview can be made of; the arguments are those of `preview`.
 
   Raises:
-    AnystepError: 64 `split_unknown`, `feature_lengths`, `model`; 66 `vocabulary_missing`; 78
+    AnystepError: 64 `split_unknown`, `model`; 66 `vocabulary_missing`; 78 `feature_lengths`,
       `preprocessors_refused`.
   """
   known = {name for task in tasks for name in task.output_features}
@@ -192,7 +192,7 @@ def _needs_lengths(preprocessor: Callable) -> bool:
 
 def _lengths_error(expected: str, got: str, **where: str) -> AnystepError:
   return AnystepError(
-    ExitCode.USAGE,
+    ExitCode.CONFIG,
     "feature_lengths",
     **where,
     expected=expected,

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.json
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch
 from anystep.files import storage
@@ -330,7 +330,7 @@ def _row_errors(path: str, *, first_row: int, expected: str) -> Iterator[None]:
       path=path,
       **({"after_row": first_row} if row is None else {"row": row}),
       expected=expected,
-      got=str(error),
+      got=one_line(error, with_type=False),
       fix="mend the file, name the columns that are read with columns=, or what they hold with types=",
     ) from error
 
@@ -348,6 +348,6 @@ def _file_errors(path: str) -> Iterator[None]:
       "file_container",
       path=path,
       expected="a whole file of the format that its name says",
-      got=" ".join(str(error).split()),
+      got=one_line(error, with_type=False),
       fix="fetch or write the file anew",
     ) from error

@@ -10,7 +10,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, nearest, one_line
 from anystep.order.permutation import preprocess_seed
 
 _TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
@@ -67,7 +67,7 @@ def task_texts(
         task=task.name,
         split=split,
         source_shard=shard,
-        got=f"{type(error).__name__}: {error}".partition("\n")[0],
+        got=one_line(error, without_graph=True),
         fix="see to the task's source and to its preprocessors before tokenize",
       ) from error
 

@@ -43,12 +43,12 @@ VALUES = st.text() | st.integers() | st.none() | st.lists(st.text(max_size=3), m
 @given(st.text(), st.dictionaries(st.sampled_from(["path", "expected", "got", "task"]), VALUES))
 @settings(deadline=None, max_examples=150, derandomize=True)
 def test_its_text_is_one_line_that_gives_everything_back(fix, fields):
-  error = AnystepError(ExitCode.DATA, "shard_truncated", fix=fix, **fields)
+  error = AnystepError(ExitCode.DATA, "shard_corrupt", fix=fix, **fields)
   line = str(error)
   assert "\n" not in line
   assert "\r" not in line
   shown = {name: str(value) for name, value in fields.items()}
-  assert fields_of(line) == {"code": "65", "kind": "shard_truncated", **shown, "fix": fix}
+  assert fields_of(line) == {"code": "65", "kind": "shard_corrupt", **shown, "fix": fix}
   assert list(fields_of(line)) == ["code", "kind", *fields, "fix"]
 
 
@@ -60,7 +60,7 @@ def test_it_keeps_what_it_was_told():
 
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_it_comes_whole_out_of_another_process(again):
-  error = AnystepError(ExitCode.DATA, "shard_truncated", fix="restore it", path="a b", expected=2)
+  error = AnystepError(ExitCode.DATA, "shard_corrupt", fix="restore it", path="a b", expected=2)
   assert str(again(error)) == str(error)
   assert again(error).fields == error.fields
 

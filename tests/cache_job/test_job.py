@@ -549,7 +549,7 @@ class TestCacheAtEnd:
   def test_is_refused_without_lengths_before_a_worker_starts(self, tmp_path):
     with pytest.raises(AnystepError) as caught:
       cache(tmp_path, "--cache_at=end", tasks="small_joined")
-    assert (caught.value.code, caught.value.kind) == (78, "task_feature_lengths")
+    assert (caught.value.code, caught.value.kind) == (64, "task_feature_lengths")
     assert caught.value.fields["preprocessor"] == "join_and_cut"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 import uuid
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
+from anystep.files.names import checkpoint_name, checkpoint_step
 from anystep.train.checkpoints.integrity import (
   COMMITTED,
   INTEGRITY,
@@ -29,7 +29,6 @@ from anystep.train.models.train_state import TrainState
 
 _STATE, _TRAINED_WITH = "state", "trained_with.json"
 _TRAINED_WITH_VERSION = 1
-_DIRECTORY = re.compile(r"checkpoint_(0|[1-9][0-9]*)\Z")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Checkpoint:
 
 def checkpoint_directory(model_dir: epath.PathLike, step: int) -> epath.Path:
   """Where the checkpoint of a step is; absolute, as Orbax asks."""
-  return epath.Path(model_dir).resolve() / f"checkpoint_{step}"
+  return epath.Path(model_dir).resolve() / checkpoint_name(step)
 
 
 def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
@@ -189,8 +188,8 @@ def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
   root = epath.Path(model_dir).resolve()
   if not root.exists():
     return {}
-  matches = ((path, _DIRECTORY.match(path.name)) for path in root.iterdir())
-  return {int(match[1]): path for path, match in matches if match}
+  steps = ((path, checkpoint_step(path.name)) for path in root.iterdir())
+  return {step: path for path, step in steps if step is not None}
 
 
 def _is_unfinished(directory: epath.Path) -> bool:

@@ -44,7 +44,7 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
       ExitCode.IO,
       "checkpoint_write",
       path=path,
-      got=_said(error),
+      got=_tensorstore_text(error),
       fix="see to the disk or store, and run it again: it goes on from the newest whole checkpoint",
     ) from error
 
@@ -76,7 +76,7 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       ExitCode.DATA,
       "checkpoint_corrupt",
       path=path,
-      got=_said(error),
+      got=_tensorstore_text(error),
       fix="restore it from a copy, or remove this checkpoint to resume from the one before it",
     ) from error
 
@@ -172,6 +172,6 @@ def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
       )
 
 
-def _said(error: Exception) -> str:
-  """What TensorStore said, where Orbax wraps it in a description of all its settings."""
+def _tensorstore_text(error: Exception) -> str:
+  """Return TensorStore's text, which Orbax wraps in a description of all its settings."""
   return one_line(error.__cause__ or error)[:300]

@@ -14,6 +14,7 @@ from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
 from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
+from anystep.files.names import checkpoint_name, checkpoint_step
 from anystep.limits import MAX_JSON_BYTES, is_count
 from anystep.train.configuration.built_values import Value
 
@@ -107,7 +108,7 @@ def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
   """
   if run is None or run == now:
     return []
-  return [Change(name=f"checkpoint_{step}/run", was=[run], now=[now] if now else [], step=step)]
+  return [Change(name=f"{checkpoint_name(step)}/run", was=[run], now=[now] if now else [], step=step)]
 
 
 def value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value]) -> list[Change]:
@@ -157,7 +158,7 @@ class AcceptedChanges:
       raise AnystepError(
         ExitCode.MISMATCH,
         kind,
-        path=epath.Path(self.model_dir) / f"checkpoint_{refused[0].step}",
+        path=epath.Path(self.model_dir) / checkpoint_name(refused[0].step),
         expected=expected,
         got="; ".join(map(str, refused)),
         fix=f"{fix}; or accept {'each' if len(refused) > 1 else 'it'}: {flags}",
@@ -172,7 +173,8 @@ class AcceptedChanges:
     """
     names = {*known, *(change.name for change in self.before)}
     for name in self.names:
-      if name not in names and not re.fullmatch(r"checkpoint_\d+/run", name):
+      directory, _, value = name.partition("/")
+      if name not in names and not (value == "run" and checkpoint_step(directory) is not None):
         raise AnystepError(
           ExitCode.USAGE,
           "accept_change",

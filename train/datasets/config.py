@@ -120,7 +120,8 @@ class NamedTasks:
     name = config.mixture_or_task_name
     if is_mixture_text(name):
       mixture = read_mixture(name)
-      require(config.use_cached, "use_cached", "True, for a mixture of caches", "False", _CACHED_FIX)
+      expected = "True, for a mixture of caches"
+    require(config.use_cached, "use_cached", expected=expected, got="False", fix=_CACHED_FIX)
       return cls(
         registered=None,
         tasks={task: _task(task) for task in mixture.rates},
@@ -138,23 +139,17 @@ _CACHED_FIX = "set USE_CACHED_TASKS = True, or name a registered mixture in MIXT
 _CACHE_DIR_FIX = "set CACHE_DIR, or USE_CACHED_TASKS = False to train straight from the source"
 
 
-def require(condition: bool, kind: str, expected: str, got: object, fix: str) -> None:
-  """Refuses a configuration, 78 of a kind, where a condition does not hold."""
-  if not condition:
-    raise AnystepError(ExitCode.CONFIG, kind, expected=expected, got=got, fix=fix)
-
-
 def find_registered(name: str) -> seqio.Task | seqio.Mixture:
   """The registered task or mixture of a name.
 
   Raises:
-    AnystepError: 78 `task_unknown`.
+    AnystepError: 64 `task_unknown`.
   """
   tasks, mixtures = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
   if name in tasks | mixtures:
     return (seqio.TaskRegistry if name in tasks else seqio.MixtureRegistry).get(name)
   raise AnystepError(
-    ExitCode.CONFIG,
+    ExitCode.USAGE,
     "task_unknown",
     expected="a registered task or mixture",
     got=name,

@@ -10,7 +10,7 @@ from etils import epath
 
 from anystep.caches.cache import open_cache
 from anystep.caches.manifest import AS_IS
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, require
 from anystep.tasks.registry.fingerprint import cached_preprocessors
 from anystep.tasks.sources import in_place as sources
 from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for, root_without
@@ -88,7 +88,7 @@ def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
   missing: list[MissingSplit] = []
   for config in configs:
     fix = "leave --cache_if_missing out, or set USE_CACHED_TASKS = True"
-    require(config.use_cached, "use_cached", "True with --cache_if_missing", False, fix)
+    require(config.use_cached, "use_cached", expected="True with --cache_if_missing", got=False, fix=fix)
     named = NamedTasks.of(config)
     missing += _missing(named, config, named.cache_dirs)
   return commands_for(missing)

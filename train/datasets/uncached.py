@@ -9,13 +9,13 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.errors import AnystepError, ExitCode, one_line, require
 from anystep.features.converters import FeatureConverter, Rows
 from anystep.features.ragged import Batch, Ragged, make_padding
 from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
 from anystep.tasks.tensors import from_tensors
-from anystep.train.datasets.config import DatasetConfig, check_lengths, require
+from anystep.train.datasets.config import DatasetConfig, check_lengths
 from anystep.train.datasets.data_state import DataState, UncachedState, check_kind, check_same
 from anystep.train.datasets.run_data import EvaluationBatch, RunData, RunDataset
 
@@ -57,10 +57,11 @@ class UncachedDataset(RunDataset):
     config = self.config
     if checkpointed is not None:
       check_kind(checkpointed[1], use_cached=False)
-    require(config.batch_size > 0, "batch_size", "at least 1", config.batch_size, "enlarge BATCH_SIZE")
+    size = config.batch_size
+    require(size > 0, "batch_size", expected="at least 1", got=size, fix="set BATCH_SIZE to 1 or more")
     for name, value in (("DATA_PLAN", config.plan), ("epoch_policy", config.epoch_policy)):
       fix = f"leave {name} out, or set USE_CACHED_TASKS = True: no plan says what comes from a source"
-      require(value is None, "use_cached", f"None as {name}", value, fix)
+      require(value is None, "use_cached", expected=f"None as {name}", got=value, fix=fix)
     splits = sorted({split for task in self.tasks.values() for split in task.splits})
     if config.split not in splits:
       raise AnystepError(
@@ -147,8 +148,13 @@ class UncachedData(RunData):
     """
     host, host_count = rows
     batch_size = self.uncached.batch_size
-    fits = batch_size % host_count == 0
-    require(fits, "rows", f"a number of hosts that divides {batch_size}", host_count, "change BATCH_SIZE")
+    require(
+      batch_size % host_count == 0,
+      "rows",
+      expected=f"a number of hosts that divides {batch_size}",
+      got=host_count,
+      fix="set BATCH_SIZE to a multiple of the number of hosts",
+    )
     shard_info = seqio.ShardInfo(index=host, num_shards=host_count) if host_count > 1 else None
     numbers = np.arange(batch_size).reshape(host_count, -1)[host]
 

@@ -101,7 +101,7 @@ def test_a_line_is_one_whatever_stands_in_it(text):
 
 
 def test_a_long_value_does_not_drown_the_line():
-  line = str(AnystepError(65, "index", got=list(range(10**5)), fix="give fewer"))
+  line = str(AnystepError(64, "index", got=list(range(10**5)), fix="give fewer"))
   assert len(line) < 5000
   assert "characters)" in line
   assert line.endswith('fix="give fewer"')

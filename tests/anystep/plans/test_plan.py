@@ -1029,7 +1029,7 @@ def test_a_task_that_was_cached_for_other_lengths_is_refused():
   ):
     with pytest.raises(AnystepError) as refused:
       refusing()
-    assert (refused.value.code, refused.value.kind) == (76, "feature_lengths")
+    assert (refused.value.code, refused.value.kind) == (78, "feature_lengths")
     assert refused.value.fields == {"task": "demo", "feature": "targets", "expected": 115, "got": 114}
 
 

@@ -490,7 +490,7 @@ def test_after_the_data_there_is_nothing_to_change(edit, got):
 def test_a_skip_that_skips_nothing_is_refused(until):
   with pytest.raises(AnystepError) as refused:
     started().skip(5, until)
-  assert (refused.value.code, refused.value.kind) == (78, "skip")
+  assert (refused.value.code, refused.value.kind) == (64, "skip")
   assert refused.value.fields == {"expected": "steps [5, b) with b > 5", "got": repr(until)}
 
 
@@ -572,5 +572,5 @@ def test_a_new_task_of_other_feature_lengths_is_refused():
   plan = started(feature_lengths={"inputs": 5, "targets": 6})
   with pytest.raises(AnystepError) as refused:
     plan.change(5, rates={"a": 1, "c": 1}, caches=at_end)
-  assert (refused.value.code, refused.value.kind) == (76, "feature_lengths")
+  assert (refused.value.code, refused.value.kind) == (78, "feature_lengths")
   assert refused.value.fields == {"task": "c", "feature": "targets", "expected": 6, "got": 4}

@@ -4,26 +4,30 @@ import pytest
 from absl import flags
 from etils import epath
 
+from anystep.error_kinds.table import ERROR_KINDS
 from anystep.errors import AnystepError, ExitCode
 from anystep.programs.command_line import parse_flags, run_program
+
+# Of each exit code, one kind.
+KINDS = {entry.code: kind for kind, entry in ERROR_KINDS.items() if entry.code}
 
 
 @pytest.mark.parametrize("code", ExitCode)
 def test_a_program_ends_with_the_errors_code_and_its_line_alone(code, capsys):
   def fail():
-    raise AnystepError(code, "some_kind", fix="do this", path="x")
+    raise AnystepError(code, KINDS[code], fix="do this", path="x")
 
   with pytest.raises(SystemExit) as ended:
     run_program(fail)
   assert ended.value.code == int(code)
   captured = capsys.readouterr()
   assert captured.out == ""
-  assert captured.err == f'ERROR code={int(code)} kind=some_kind path=x fix="do this"\n'
+  assert captured.err == f'ERROR code={int(code)} kind={KINDS[code]} path=x fix="do this"\n'
 
 
 def test_notes_stand_before_the_line(capsys):
   def fail():
-    error = AnystepError(ExitCode.DATA, "some_kind", fix="do this")
+    error = AnystepError(ExitCode.DATA, "plan_invalid", fix="do this")
     error.add_note("task=demo shard=3")
     raise error
 
@@ -31,7 +35,7 @@ def test_notes_stand_before_the_line(capsys):
     run_program(fail)
   assert capsys.readouterr().err.splitlines() == [
     "task=demo shard=3",
-    'ERROR code=65 kind=some_kind fix="do this"',
+    'ERROR code=65 kind=plan_invalid fix="do this"',
   ]
 
 

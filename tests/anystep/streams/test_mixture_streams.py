@@ -593,7 +593,7 @@ def test_a_closed_stream_holds_nothing(of_features, transforms, policy):
 def test_missing_caches_are_refused_and_others_ignored(built):
   plan = plan_of(built)
   error = refusal_of(open_stream, plan, opened(built, ["a", "d"]))
-  assert (error.code, error.kind) == (78, "task_unknown")
+  assert (error.code, error.kind) == (64, "task_unknown")
   assert (error.fields["expected"], error.fields["got"]) == ("caches of a, b:x, c", "a, d")
   assert "b:x, c" in error.fix
   with open_stream(plan, opened(built, SHAPES)) as stream:

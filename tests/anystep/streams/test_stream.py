@@ -542,7 +542,7 @@ def test_transforms_of_other_tasks_are_not_called(shared_cache, expected_digests
 def test_a_misspelled_task_is_refused(shared_cache):
   with pytest.raises(AnystepError) as refused:
     opened(shared_cache, transforms={"Demo": MapBatch(None, identity="never called")})
-  assert (refused.value.code, refused.value.kind) == (78, "task_unknown")
+  assert (refused.value.code, refused.value.kind) == (64, "task_unknown")
 
 
 def test_the_converter_gets_examples_and_lengths_and_its_features_are_the_batch(shared_cache):

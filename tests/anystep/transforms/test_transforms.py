@@ -425,7 +425,7 @@ def test_a_misspelled_task_is_refused_and_tasks_besides_are_not():
   assert transforms_by_task({"demo": [one], "extra": other}, ["demo"]) == {"demo": one, "extra": other}
   assert transforms_by_task({"demo": [], "more": other}, ["demo", "c4"], others=["more"]) == {"more": other}
   error = refusal_of(transforms_by_task, {"dmo": one}, ["demo", "c4"])
-  assert (error.code, error.kind, error.fields["got"]) == (78, "task_unknown", ["dmo"])
+  assert (error.code, error.kind, error.fields["got"]) == (64, "task_unknown", ["dmo"])
 
 
 def test_a_plan_and_a_stream_refuse_a_misspelled_task(shared_cache, plan):

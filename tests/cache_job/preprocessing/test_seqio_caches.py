@@ -183,7 +183,7 @@ def test_the_same_cache_again_is_left_alone_and_seqio_s_own_is_never_touched(seq
   for flags in ((), ("--overwrite",)):
     with pytest.raises(AnystepError) as caught:
       run_job(seqio_root, *FLAGS, *flags, f"--from_seqio_cache={seqio_root}/", tasks=NAME)
-    assert (caught.value.code, caught.value.kind) == (64, "options_exclusive")
+    assert (caught.value.code, caught.value.kind) == (64, "flags_exclusive")
   assert digests_of(seqio_root) == theirs
 
 
