@@ -21,9 +21,9 @@ from anystep.plans.plan import PADDING_TASK, BatchRows, Plan
 from anystep.plans.schedule import checked_step
 from anystep.plans.tombstones import without_loss
 from anystep.plans.wanted_rows import rows_by_batch_size
+from anystep.streams.gathering import UnitRecords
 from anystep.streams.memory import keep_freed_memory
 from anystep.streams.read_ahead import Making, ReadAhead, run_uninterrupted
-from anystep.streams.record_reader import UnitRecords
 from anystep.streams.task_examples import TaskExamples
 from anystep.transforms.transform import Transform, Transforms, transforms_by_task
 

@@ -14,7 +14,8 @@ from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import BatchRows, Plan
 from anystep.plans.tombstones import NEVER
 from anystep.records.parsing import ExampleParser
-from anystep.streams.record_reader import RecordReader, UnitRecords
+from anystep.streams.gathering import UnitRecords
+from anystep.streams.record_reader import RecordReader
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
 

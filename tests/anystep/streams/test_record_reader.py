@@ -453,7 +453,7 @@ def test_what_rows_touch_is_what_their_lanes_read_in_an_epoch(tmp_path, rows, la
     for task, (n, s) in sizes.items()
   ]
   reading = Reading(built, batch_size=24, lanes=lanes, rows=rows)
-  assert dict(zip("abc", reading.reader._shards_touched.tolist(), strict=True)) == touched
+  assert dict(zip("abc", reading.reader._sizes.shards_touched.tolist(), strict=True)) == touched
   shards = collections.defaultdict(set)
   for step in range(6):
     rows_of_step = reading.expected.rows(step)
