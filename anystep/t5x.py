@@ -22,7 +22,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.files.names import checkpoint_step
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.seqio_api.converters import native_converter
-from anystep.tasks.seqio_api.deterministic_task import CachedTasks
+from anystep.tasks.seqio_api.deterministic_task import open_cached_tasks, order_options
 from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 # T5X's names of finished checkpoints; unfinished ones have longer names.
@@ -59,7 +59,7 @@ def get_deterministic_dataset(
 
   Raises:
     AnystepError: 78 `use_cached`, `model_dir`; 78 `rows` if num_shards does not divide the batch; 78
-      `data_ended` for a start after the data's end; as `CachedTasks.open` and `Plan.start`.
+      `data_ended` for a start after the data's end; as `open_cached_tasks` and `Plan.start`.
   """
   if not cfg.use_cached:
     raise _configuration_error(
@@ -68,18 +68,17 @@ def get_deterministic_dataset(
   import_modules([cfg.module] if getattr(cfg, "module", None) else [])
   if continue_from_last_checkpoint:
     start_step = _find_last_step(model_dir, start_step)
-  cached = CachedTasks.open(cfg.mixture_or_task_name, cfg.split, cfg.task_feature_lengths)
+  cached = open_cached_tasks(cfg.mixture_or_task_name, cfg.split, cfg.task_feature_lengths)
   plan = cached.start_plan(
     batch_size=cfg.batch_size,
-    shuffle=cfg.shuffle,
-    seed=cfg.seed,
-    num_epochs=num_epochs,
     packing="best_fit" if cfg.pack else "none",
+    **order_options(shuffle=cfg.shuffle, seed=cfg.seed, num_epochs=num_epochs),
   )
   converter = feature_converter_cls(
     pack=cfg.pack, use_custom_packing_ops=getattr(cfg, "use_custom_packing_ops", False)
   )
-  stream = cached.open_stream(plan, (shard_id, num_shards), native_converter(converter))
+  rows = (shard_id, num_shards)
+  stream = cached.open_stream(plan, rows, feature_converter=native_converter(converter))
   form = stream.batch(start_step)
   dataset = steps_dataset(stream.batch, form, steps=range(start_step, plan.num_steps or tf.int64.max))
   shapes = {name: values.shape for name, values in form.items() if isinstance(values, np.ndarray)}

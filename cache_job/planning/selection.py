@@ -1,4 +1,4 @@
-"""Which tasks a command line names."""
+"""Selection of tasks by a command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def select_tasks(included: Sequence[str], excluded: Sequence[str]) -> list[str]:
-  """Registered tasks that an included pattern names and no excluded one.
+  """Return registered tasks that an included pattern names and no excluded one.
 
   A pattern is a mixture's name, which stands for its tasks, or a regular expression of whole task names.
 
@@ -22,19 +22,19 @@ def select_tasks(included: Sequence[str], excluded: Sequence[str]) -> list[str]:
   """
   chosen: set[str] = set()
   for pattern in included:
-    matched = _named(pattern)
+    matched = _match_tasks(pattern)
     if not matched:
-      raise _unknown(pattern, "a registered task or mixture")
+      raise _make_unknown_error(pattern, "a registered task or mixture")
     chosen |= matched
   for pattern in excluded:
-    chosen -= _named(pattern)
+    chosen -= _match_tasks(pattern)
   if not chosen:
-    raise _unknown(",".join(included), "a task that --excluded_tasks leaves")
+    raise _make_unknown_error(",".join(included), "a task that --excluded_tasks leaves")
   return sorted(chosen)
 
 
 def check_splits(splits: Sequence[str], tasks: Collection[seqio.Task]) -> None:
-  """Refuses splits that no selected task has.
+  """Refuse splits that no selected task has.
 
   Raises:
     AnystepError: 64 `split_unknown`; as `splits_of`.
@@ -54,27 +54,17 @@ def check_splits(splits: Sequence[str], tasks: Collection[seqio.Task]) -> None:
       )
 
 
-def _named(pattern: str) -> set[str]:
-  import seqio
+def _match_tasks(pattern: str) -> set[str]:
+  from anystep.tasks.registry.named_tasks import match_names
 
-  if pattern in seqio.MixtureRegistry.names():
-    return {task.name for task in seqio.MixtureRegistry.get(pattern).tasks}
   try:
-    expression = re.compile(pattern)
+    return match_names(pattern)
   except re.error as error:
-    raise _unknown(pattern, f"a regular expression ({error})") from error
-  return {name for name in seqio.TaskRegistry.names() if expression.fullmatch(name)}
+    raise _make_unknown_error(pattern, f"a regular expression ({error})") from error
 
 
-def _unknown(pattern: str, expected: str) -> AnystepError:
-  import seqio
+def _make_unknown_error(pattern: str, expected: str) -> AnystepError:
+  from anystep.tasks.registry.named_tasks import name_unknown
 
-  registered = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
-  return AnystepError(
-    ExitCode.USAGE,
-    "task_unknown",
-    expected=expected,
-    got=pattern,
-    nearest=nearest(pattern, registered) or "none is registered",
-    fix="correct --tasks, or name the module that registers it with --module_import",
-  )
+  fix = "correct --tasks, or name the module that registers it with --module_import"
+  return name_unknown(pattern, expected=expected, fix=fix)

@@ -1,4 +1,4 @@
-"""What there is to do for a task: which splits to cache, and which are there already."""
+"""The work of a task: splits to cache, and splits whose caches are complete."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anystep.cache_job.planning.task_checks import (
   check_preprocessors,
   check_source_apart,
 )
-from anystep.cache_job.preprocessing.bad_examples import source_unreadable
+from anystep.cache_job.preprocessing.bad_examples import make_unreadable_error
 from anystep.cache_job.preprocessing.example_checks import STOCK_DTYPES
-from anystep.cache_job.preprocessing.seqio_caches import cached_shards
+from anystep.cache_job.preprocessing.seqio_caches import list_cached_shards
 from anystep.cache_job.state.split_job import SplitJob
 from anystep.caches.cache import open_cache, read_completed
 from anystep.caches.manifest import AS_IS, Manifest
@@ -34,7 +34,7 @@ from anystep.tasks.registry.named_tasks import find_task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskWork:
-  """What there is to do for a task.
+  """The work of a task.
 
   Attributes:
     task: the registered task.
@@ -56,13 +56,13 @@ class TaskWork:
 
   @property
   def left_out(self) -> str:
-    """Why there is nothing to do."""
+    """Reason that nothing is to be done, for people."""
     if self.elsewhere is not None:
       return f"a complete cache is in {self.elsewhere}, left out (not so with --ignore_other_caches)"
     return "the cache is complete, left as it is" if self.splits else "it has none of the splits, left out"
 
   def outcome(self) -> list[str]:
-    """What was done, for people."""
+    """Return lines that tell people what was done."""
     if not self.jobs:
       return [f"{self.task.name}: {self.left_out}"]
     lines = [f"{self.task.name}: {'indexed' if self.jobs[0].options.layout == AS_IS else 'cached'}"]
@@ -79,15 +79,15 @@ class TaskWork:
 
 
 def plan_work(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork]:
-  """What there is to do for tasks; nothing is written.
+  """Plan the work of tasks; nothing is written.
 
   Raises:
     AnystepError: 64 `split_unknown`, `task_feature_lengths`; 66 `source_empty`; 76 `task_changed` and
-      `cache_options` where a complete cache is another task's by now, or was made otherwise; 78
+      `cache_options` where a complete cache is of a task or options that have changed; 78
       `preprocessors_refused`; 78 `source_not_files` and `preprocessor_before_cache` for what cannot be
       indexed.
   """
-  return [task_work(task, options) for task in find_tasks(task_names, options)]
+  return [plan_task(task, options) for task in find_tasks(task_names, options)]
 
 
 def find_tasks(task_names: Iterable[str], options: CacheOptions) -> list[seqio.Task]:
@@ -99,43 +99,43 @@ def find_tasks(task_names: Iterable[str], options: CacheOptions) -> list[seqio.T
   if options.tfds_data_dir is not None:
     seqio.set_tfds_data_dir_override(options.tfds_data_dir)
   fix = "name the module that registers it with --module_import"
-  tasks = [find_task(name, code=ExitCode.USAGE, fix=fix) for name in task_names]
+  tasks = [find_task(name, fix=fix) for name in task_names]
   check_splits(options.splits or (), tasks)
   return tasks
 
 
-def task_work(task: seqio.Task, options: CacheOptions) -> TaskWork:
-  """What there is to do for one task."""
+def plan_task(task: seqio.Task, options: CacheOptions) -> TaskWork:
+  """Plan the work of one task."""
   directory = names.task_directory(options.cache_dir, task.name)
-  wanted = [split for split in task.splits if options.splits is None or split in options.splits]
-  work = TaskWork(task=task, directory=directory, splits=wanted)
-  if not wanted:
+  splits = [split for split in task.splits if options.splits is None or split in options.splits]
+  work = TaskWork(task=task, directory=directory, splits=splits)
+  if not splits:
     return work
   check_preprocessors(task)
   if not (directory / names.COMPLETED).exists():
-    elsewhere = _complete_elsewhere(task, wanted, options)
+    elsewhere = _find_complete_elsewhere(task, splits, options)
     if elsewhere is not None:
       return dataclasses.replace(work, elsewhere=elsewhere)
-  made_anew = wanted if options.overwrite else []
+  remade_splits = splits if options.overwrite else []
   try:
     completed = read_completed(directory)
   except AnystepError:
-    # Who makes everything anew need not be able to read what is there.
-    if set(made_anew) < set(task.splits):
+    # A job that makes every split anew does not need the old marker.
+    if set(remade_splits) < set(task.splits):
       raise
     completed = {}
-  kept = {split: sha256 for split, sha256 in completed.items() if split not in made_anew}
-  for split in wanted:
+  kept = {split: sha256 for split, sha256 in completed.items() if split not in remade_splits}
+  for split in splits:
     if split in kept:
       cache = open_cache(options.cache_dir, task.name, split)
       check_options(task, cache.manifest, options)
       check_reader(task, cache.manifest, cache=cache)
-  jobs = tuple(_split_job(task, split, options) for split in wanted if split not in kept)
+  jobs = tuple(_make_split_job(task, split, options) for split in splits if split not in kept)
   return dataclasses.replace(work, jobs=jobs, kept=kept)
 
 
-def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:
-  """Another root that has these splits of the task; caches without manifests are SeqIO's own."""
+def _find_complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:
+  """Return another root with these splits of the task; caches that SeqIO wrote do not count."""
   for root in options.other_cache_dirs:
     directory = names.task_directory(root, task.name)
     if not all((directory / names.manifest_name(split)).exists() for split in splits):
@@ -152,7 +152,7 @@ def _complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheO
   return None
 
 
-def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
+def _make_split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
   check_cache_at(task, options)
   check_lengths(task, options)
   if options.index_only:
@@ -165,7 +165,7 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
     task=task.name,
     split=split,
     directory="",
-    source_shards=_source_shards(task, split, seqio_cache),
+    source_shards=_list_source_shards(task, split, seqio_cache),
     seqio_cache=seqio_cache,
     options=options,
   )
@@ -174,14 +174,14 @@ def _split_job(task: seqio.Task, split: str, options: CacheOptions) -> SplitJob:
   return dataclasses.replace(job, directory=str(directory / BUILDING / f"{split}-{job.identity(reader)}"))
 
 
-def _source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tuple[str, ...]:
-  """The names of the source's shards, of which there must be some."""
+def _list_source_shards(task: seqio.Task, split: str, seqio_cache: str | None) -> tuple[str, ...]:
+  """Return the names of the source's shards, at least one."""
   try:
-    shards = tuple(cached_shards(seqio_cache, split) if seqio_cache else task.source.list_shards(split))
+    shards = tuple(list_cached_shards(seqio_cache, split) if seqio_cache else task.source.list_shards(split))
   except AnystepError:
     raise
   except Exception as error:
-    raise source_unreadable(one_line(error), task=task.name, split=split) from error
+    raise make_unreadable_error(one_line(error), task=task.name, split=split) from error
   if not shards:
     raise AnystepError(
       ExitCode.NO_INPUT,

@@ -1,4 +1,4 @@
-"""A source shard as a tf.data dataset, after the preprocessors that are cached."""
+"""tf.data datasets of source ranges, after the preprocessors before the cache."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from anystep.cache_job.preprocessing.bad_examples import source_unreadable
+from anystep.cache_job.preprocessing.bad_examples import make_unreadable_error
 from anystep.cache_job.runners.worker_failures import import_in_worker
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
-from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.errors import AnystepError, one_line
 from anystep.order.permutation import preprocess_seed
 
 # TensorFlow's seed and SeqIO's counter of seeds belong to the whole process, whatever its threads.
 _building = threading.Lock()
 
 
-def registered_task(job: SplitJob) -> Any:
-  """The job's task, as modules register it in this process."""
+def get_registered_task(job: SplitJob) -> Any:
+  """Return the job's task, registered by its modules in this process."""
   import seqio
 
   from anystep.tasks.registry.named_tasks import find_task
@@ -27,11 +27,11 @@ def registered_task(job: SplitJob) -> Any:
   if job.options.tfds_data_dir is not None:
     seqio.set_tfds_data_dir_override(job.options.tfds_data_dir)
   fix = "name the module that registers it with --module_import"
-  return find_task(job.task, code=ExitCode.USAGE, fix=fix)
+  return find_task(job.task, fix=fix)
 
 
 def count_examples(task: Any, job: SplitJob, shard: int) -> int:
-  """How many examples the source has in a shard, before any preprocessor.
+  """Count the examples of a source shard, before any preprocessor.
 
   Raises:
     AnystepError: 66 `source_unreadable`.
@@ -39,25 +39,23 @@ def count_examples(task: Any, job: SplitJob, shard: int) -> int:
   whole = SourceRange(number=shard, name=job.source_shards[shard], shard=shard)
   try:
     with _building:
-      dataset = _source_dataset(task, job, whole)
+      dataset = _build_source_dataset(task, job, whole)
     known = int(dataset.cardinality())
     return known if known >= 0 else int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
   except AnystepError:
     raise
   except Exception as error:
-    raise source_unreadable(one_line(error), source_shard=whole.name) from error
+    raise make_unreadable_error(one_line(error), source_shard=whole.name) from error
 
 
-def preprocessed_dataset(
-  task: Any, job: SplitJob, source: SourceRange, *, num_steps: int | None = None
-) -> Any:
-  """The examples of a source range after every preprocessor that is cached.
+def build_dataset(task: Any, job: SplitJob, source: SourceRange, *, num_steps: int | None = None) -> Any:
+  """Build the dataset of a source range after every preprocessor before the cache.
 
   Args:
     task: the registered task.
     job: its split.
     source: the range.
-    num_steps: after so many of `cached_steps` only, with the seeds that they have among all of them.
+    num_steps: only so many of the first preprocessors, with the seeds that they have among all of them.
   """
   import seqio
   import tensorflow as tf
@@ -65,14 +63,14 @@ def preprocessed_dataset(
   seed = preprocess_seed(job.task, job.split, job.options.base_seed, source.number)
   with _building:
     tf.random.set_seed(0)
-    dataset = _source_dataset(task, job, source)
+    dataset = _build_source_dataset(task, job, source)
     if job.seqio_cache is None:
       if num_steps is not None:
         task = seqio.Task(
           task.name,
           source=task.source,
           output_features=task.output_features,
-          preprocessors=_first_steps(task, num_steps),
+          preprocessors=_take_first_steps(task, num_steps),
         )
       dataset = task.preprocess_precache(dataset, seed=seed)
       if job.options.cache_at == "end":
@@ -84,7 +82,7 @@ def preprocessed_dataset(
     return dataset
 
 
-def _source_dataset(task: Any, job: SplitJob, source: SourceRange) -> Any:
+def _build_source_dataset(task: Any, job: SplitJob, source: SourceRange) -> Any:
   import seqio
 
   if job.seqio_cache is not None:
@@ -103,8 +101,8 @@ def _source_dataset(task: Any, job: SplitJob, source: SourceRange) -> Any:
   return dataset
 
 
-def _first_steps(task: Any, num_steps: int) -> list[Any]:
-  """The first preprocessors, with the placeholder where SeqIO's seeds of later ones count it."""
+def _take_first_steps(task: Any, num_steps: int) -> list[Any]:
+  """Return the first preprocessors, and the placeholder, which SeqIO counts for the seeds of later ones."""
   import seqio
 
   steps = list(task.preprocessors)

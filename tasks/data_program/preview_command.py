@@ -14,7 +14,6 @@ from anystep.tasks.data_program.arguments import (
   check_output,
   feature_lengths_json,
   joined,
-  task_unknown,
   usage,
   write_output,
 )
@@ -108,26 +107,19 @@ def _registered(names: Sequence[str], modules: Sequence[str], split: str) -> lis
 
   start_tensorflow()
   with quiet_stderr():
-    import seqio
+    from anystep.tasks.registry.named_tasks import find_all_tasks
 
   from anystep.tasks.preview.followed_examples import has_split
 
   import_modules(modules)
+  fix = "correct the name, or add --module_import=MODULE_OF_THE_TASK"
   named = [[*read_mixture(name).rates] if is_mixture_text(name) else [name] for name in names]
   tasks: dict[str, seqio.Task] = {}
   for name in itertools.chain.from_iterable(named):
-    if name in seqio.MixtureRegistry.names():
-      mixed = sorted(seqio.MixtureRegistry.get(name).tasks, key=lambda task: task.name)
-      # Where none has it, the first says so.
-      found = [task for task in mixed if has_split(task, split)] or mixed[:1]
-    elif name in seqio.TaskRegistry.names():
-      found = [seqio.TaskRegistry.get(name)]
-    else:
-      known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
-      raise task_unknown(
-        name, known or ["none is registered"], "correct the name, or add --module_import=MODULE_OF_THE_TASK"
-      )
-    tasks.update((task.name, task) for task in found)
+    mixed = find_all_tasks(name, fix=fix)
+    # Where none has the split, the first task's error says so.
+    with_split = [task for task in mixed if has_split(task, split)] or mixed[:1]
+    tasks.update((task.name, task) for task in with_split)
   return list(tasks.values())
 
 

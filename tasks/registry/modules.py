@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anystep.caches.cache import Cache
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, one_line
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -56,27 +56,20 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
 
   start_tensorflow()
   with quiet_stderr():
-    import seqio
-
     from anystep.tasks.registry.fingerprint import check_reader
+    from anystep.tasks.registry.named_tasks import find_task
 
   import_modules(modules)
-  registered = set(seqio.TaskRegistry.names())
-  found = {}
+  tasks = {}
   for cache in caches:
-    name = cache.manifest.task
-    if name not in registered:
-      raise AnystepError(
-        ExitCode.USAGE,
-        "task_unknown",
-        expected="a task that --module_import registers",
-        got=name,
-        nearest=nearest(name, registered) or "none is registered",
-        fix="name the module that registers it with --module_import, or leave that out",
-      )
-    found[name] = seqio.TaskRegistry.get(name)
-    check_reader(found[name], cache.manifest, cache=cache)
-  return found
+    task = find_task(
+      cache.manifest.task,
+      expected="a task that --module_import registers",
+      fix="name the module that registers it with --module_import, or leave that out",
+    )
+    check_reader(task, cache.manifest, cache=cache)
+    tasks[task.name] = task
+  return tasks
 
 
 def look_here_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,17 +11,12 @@ import tensorflow as tf
 
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode
-from anystep.features.converters import FeatureConverter, Rows
-from anystep.files import names
-from anystep.limits import is_count
+from anystep.features.converters import Rows
 from anystep.order.epochs import EpochPolicy
-from anystep.plans.changes import Rate
-from anystep.plans.plan import Plan
-from anystep.streams.stream import Stream, find_cache, open_stream
 from anystep.tasks import seqio_internals
-from anystep.tasks.reading.task_reader import TaskReader
-from anystep.tasks.registry.fingerprint import check_reader
-from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.reading.cached_tasks import CachedTasks
+from anystep.tasks.registry.named_tasks import find_named_tasks
+from anystep.tasks.registry.task_caches import open_task_cache
 from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 SequenceLength = Mapping[str, Any]
@@ -64,7 +58,7 @@ class DeterministicTask(seqio.Task):
       shuffle_buffer_size, try_in_mem_cache: for `use_cached=False`.
 
     Raises:
-      AnystepError: as `CachedTasks.open` and `Plan.start`. What fails later is in TensorFlow's error's text.
+      AnystepError: as `open_cached_tasks` and `Plan.start`. What fails later is in TensorFlow's error's text.
     """
     if not use_cached:
       return super().get_dataset(
@@ -79,8 +73,8 @@ class DeterministicTask(seqio.Task):
         trim_output_features=trim_output_features,
         try_in_mem_cache=try_in_mem_cache,
       )
-    cached = CachedTasks.open(self, split, sequence_length)
-    dataset = cached.examples(shuffle=shuffle, seed=seed, shard_info=shard_info, num_epochs=num_epochs)
+    cached = open_cached_tasks(self, split, sequence_length)
+    dataset = _examples(cached, shuffle=shuffle, seed=seed, shard_info=shard_info, num_epochs=num_epochs)
     if trim_output_features:
       dataset = seqio.utils.trim_dataset(dataset, sequence_length, self.output_features)
     return dataset.prefetch(tf.data.AUTOTUNE)
@@ -129,7 +123,7 @@ class DeterministicMixture(seqio.Mixture):
       **others: see `DeterministicTask.get_dataset`. The data ends when some task's epochs do.
 
     Raises:
-      AnystepError: as `CachedTasks.open` and `Plan.start`.
+      AnystepError: as `open_cached_tasks` and `Plan.start`.
     """
     if not use_cached:
       return super().get_dataset(
@@ -148,8 +142,8 @@ class DeterministicMixture(seqio.Mixture):
         try_in_mem_cache=try_in_mem_cache,
       )
     self._check_compatible_features()
-    cached = CachedTasks.open(self, split, sequence_length)
-    dataset = cached.examples(shuffle=shuffle, seed=seed, shard_info=shard_info, num_epochs=num_epochs)
+    cached = open_cached_tasks(self, split, sequence_length)
+    dataset = _examples(cached, shuffle=shuffle, seed=seed, shard_info=shard_info, num_epochs=num_epochs)
     kept = {*self.output_features, *(passthrough_features or ())}
     if copy_pretokenized:
       kept |= {f"{name}_pretokenized" for name in self.output_features}
@@ -159,177 +153,88 @@ class DeterministicMixture(seqio.Mixture):
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CachedTasks:
-  """Registered tasks, their caches, and what their examples go through at reading.
+def open_cached_tasks(
+  named: seqio.Task | seqio.Mixture | str, split: str, sequence_length: SequenceLength | None
+) -> CachedTasks:
+  """Open the caches of a task, or of those of a mixture's tasks that have the split.
 
-  Attributes:
-    caches, readers: by task name.
-    rates: the mixture's, by task name.
-    feature_lengths: those of `sequence_length` that are of one dimension.
-  """
-
-  caches: Mapping[str, Cache]
-  readers: Mapping[str, TaskReader]
-  rates: Mapping[str, Rate]
-  feature_lengths: Mapping[str, int]
-
-  @classmethod
-  def open(
-    cls, registered: seqio.Task | seqio.Mixture | str, split: str, sequence_length: SequenceLength | None
-  ) -> CachedTasks:
-    """Finds the caches of a task, or of those of a mixture's tasks that have the split.
-
-    A text is the name of either, or a mixture of caches as MaxText writes it, whose tasks are registered.
-
-    Raises:
-      AnystepError: 66 `cache_missing` with the command that makes it, `cache_of_seqio` for one of SeqIO's own
-        job; 78 `cache_dirs`, `split` where no task has it, and as `TaskReader`; 65 and 76 as `open_cache` and
-        `check_reader`.
-    """
-    if isinstance(registered, str) and is_mixture_text(registered):
-      mixture = read_mixture(registered)
-      tasks = [seqio.TaskRegistry.get(name) for name in mixture.rates]
-      return cls._of(tasks, split, sequence_length, rates=mixture.rates, roots=mixture.roots)
-    if isinstance(registered, str):
-      registered = seqio.get_mixture_or_task(registered)
-    tasks, rates = [registered], {registered.name: 1.0}
-    if isinstance(registered, seqio.Mixture):
-      tasks = tasks_with_split(registered, split)
-      rates = {task.name: registered.get_rate(task) for task in tasks}
-    return cls._of(tasks, split, sequence_length, rates=rates, roots=seqio.utils.get_global_cache_dirs())
-
-  @classmethod
-  def _of(
-    cls,
-    tasks: Sequence[seqio.Task],
-    split: str,
-    sequence_length: SequenceLength | None,
-    *,
-    rates: Mapping[str, Rate],
-    roots: Sequence[str],
-  ) -> CachedTasks:
-    caches = {task.name: _find_cache(task, split, roots) for task in tasks}
-    lengths = dict(sequence_length or {})
-    return cls(
-      caches=caches,
-      readers={task.name: TaskReader(task, caches[task.name], lengths) for task in tasks},
-      rates=rates,
-      feature_lengths={name: length for name, length in lengths.items() if is_count(length)},
-    )
-
-  def start_plan(
-    self, *, batch_size: int, shuffle: bool, seed: int | None, num_epochs: int | None, **options: Any
-  ) -> Plan:
-    """The plan of these tasks; seed, num_epochs and shuffle mean what they mean to `DeterministicTask`.
-
-    Raises:
-      AnystepError: as `Plan.start`, which takes the options.
-    """
-    return Plan.start(
-      self.caches.values(),
-      batch_size=batch_size,
-      rates=self.rates,
-      feature_lengths=self.feature_lengths,
-      seed=0 if seed is None else int(seed),
-      num_epochs=None if num_epochs == -1 else num_epochs,
-      epoch_policy=None if shuffle else EpochPolicy.SAME,
-      transforms=self.readers,
-      **options,
-    )
-
-  def open_stream(self, plan: Plan, rows: Any, feature_converter: FeatureConverter | None = None) -> Stream:
-    """The plan's batches, each made when it is asked for."""
-    return open_stream(
-      plan,
-      self.caches,
-      rows=rows,
-      feature_converter=feature_converter,
-      transforms=self.readers,
-      prefetch_batches=0,
-    )
-
-  def examples(
-    self, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None, num_epochs: int | None
-  ) -> tf.data.Dataset:
-    """A shard's examples in the plan's order, one by one and unpadded, as the readers leave them.
-
-    Raises:
-      AnystepError: 78 `shard_info` for a shard that is not there; as `start_plan`.
-    """
-    index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-    if not 0 <= index < num_shards:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "shard_info",
-        expected="0 <= index < num_shards",
-        got=shard_info,
-        fix="number the shards from 0",
-      )
-    # With one lane a row is a stripe: row r of step t is the mixture's t·B + r.
-    batch_size = num_shards * max(_ROWS_AT_A_TIME // num_shards, 1)
-    plan = self.start_plan(batch_size=batch_size, shuffle=shuffle, seed=seed, num_epochs=num_epochs, lanes=1)
-    stream = self.open_stream(plan, slice(index, None, num_shards))
-
-    def read(step: int) -> Rows:
-      examples, _ = stream.examples(plan.batch(step, stream.rows_at(step)))
-      return dict(examples)
-
-    # A shard of the last step may have no row, and the form of an example is any's.
-    form, _ = stream.examples(plan.batch(0, np.zeros(1, np.int64)))
-    dataset = steps_dataset(read, dict(form), steps=range(plan.num_steps or tf.int64.max))
-    # Unbatched rows of a ragged tensor are dense to what follows a map.
-    return dataset.unbatch().map(lambda example: example)
-
-
-def tasks_with_split(mixture: seqio.Mixture, split: str) -> list[seqio.Task]:
-  """The tasks that a mixture mixes for a split: as in SeqIO, those that have it.
+  Args:
+    named: a task or mixture, or the name of a registered one, whose caches are looked for in SeqIO's cache
+      directories; or a mixture of caches as MaxText writes it, whose tasks are registered.
+    split: the split's name.
+    sequence_length: SeqIO's.
 
   Raises:
-    AnystepError: 78 `split` where none has.
+    AnystepError: 78 `cache_dirs` where SeqIO knows none; as `find_named_tasks`, `open_task_cache` and
+      `NamedTasks.compute_rates`.
   """
-  tasks = [task for task in mixture.tasks if split in task.splits]
-  if not tasks:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "split",
-      mixture=mixture.name,
-      expected=" or ".join(sorted(mixture.splits)),
-      got=split,
-      fix="name a split that some task of the mixture has",
-    )
-  return tasks
+  tasks = find_named_tasks(named, split, fix="correct the name, or import the module that registers it")
+  roots = tasks.cache_dirs or tuple(seqio.utils.get_global_cache_dirs())
 
-
-def _find_cache(task: seqio.Task, split: str, roots: Sequence[str]) -> Cache:
-  if not roots:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "cache_dirs",
-      task=task.name,
-      expected="at least one directory",
-      got="none",
-      fix="call seqio.add_global_cache_dirs with what anystep-cache was given as --output_cache_dir",
-    )
-  try:
-    cache = find_cache(roots, task.name, split)
-  except AnystepError as error:
-    if error.kind == "completed_invalid" and _is_of_seqio(error.fields["path"], split):
-      command = f"anystep-cache --tasks={task.name} --output_cache_dir=ANOTHER_DIRECTORY"
+  def open_cache(task: seqio.Task) -> Cache:
+    if not roots:
       raise AnystepError(
-        ExitCode.NO_INPUT,
-        "cache_of_seqio",
+        ExitCode.CONFIG,
+        "cache_dirs",
         task=task.name,
-        path=error.fields["path"],
-        expected="a cache that anystep-cache wrote",
-        got="one of SeqIO's own cache job",
-        fix=f"{command} --module_import=MODULE_OF_THE_TASK, and name that directory to SeqIO first",
-      ) from error
-    raise
-  check_reader(task, cache.manifest, cache=cache)
-  return cache
+        expected="at least one directory",
+        got="none",
+        fix="call seqio.add_global_cache_dirs with what anystep-cache was given as --output_cache_dir",
+      )
+    return open_task_cache(task, split, roots)
+
+  return CachedTasks.open(tasks, roots, sequence_length=dict(sequence_length or {}), open_cache=open_cache)
 
 
-def _is_of_seqio(completed: Any, split: str) -> bool:
-  """Whether what COMPLETED stands for has none of our manifests."""
-  return not (completed.parent / names.manifest_name(split)).exists()
+def order_options(*, shuffle: bool, seed: int | None, num_epochs: int | None) -> dict[str, Any]:
+  """Return the options of `CachedTasks.start_plan` for what SeqIO's arguments of these names mean.
+
+  Args:
+    shuffle: whether each epoch has an order of its own.
+    seed: None is 0.
+    num_epochs: None or -1 for no end.
+  """
+  return {
+    "seed": 0 if seed is None else int(seed),
+    "num_epochs": None if num_epochs == -1 else num_epochs,
+    "epoch_policy": None if shuffle else EpochPolicy.SAME,
+  }
+
+
+def _examples(
+  cached: CachedTasks,
+  *,
+  shuffle: bool,
+  seed: int | None,
+  shard_info: seqio.ShardInfo | None,
+  num_epochs: int | None,
+) -> tf.data.Dataset:
+  """Return a shard's examples in the plan's order, one by one and unpadded, as the readers leave them.
+
+  Raises:
+    AnystepError: 78 `shard_info` for a shard that is not there; as `CachedTasks.start_plan`.
+  """
+  index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
+  if not 0 <= index < num_shards:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "shard_info",
+      expected="0 <= index < num_shards",
+      got=shard_info,
+      fix="number the shards from 0",
+    )
+  # With one lane a row is a stripe: row r of step t is the mixture's t·B + r.
+  batch_size = num_shards * max(_ROWS_AT_A_TIME // num_shards, 1)
+  order = order_options(shuffle=shuffle, seed=seed, num_epochs=num_epochs)
+  plan = cached.start_plan(batch_size=batch_size, lanes=1, **order)
+  stream = cached.open_stream(plan, slice(index, None, num_shards))
+
+  def read(step: int) -> Rows:
+    examples, _ = stream.examples(plan.batch(step, stream.rows_at(step)))
+    return dict(examples)
+
+  # A shard of the last step may have no row, and the form of an example is any's.
+  form, _ = stream.examples(plan.batch(0, np.zeros(1, np.int64)))
+  dataset = steps_dataset(read, dict(form), steps=range(plan.num_steps or tf.int64.max))
+  # Unbatched rows of a ragged tensor are dense to what follows a map.
+  return dataset.unbatch().map(lambda example: example)

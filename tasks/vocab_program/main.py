@@ -21,7 +21,7 @@ from anystep.files.input_files import read_file
 from anystep.limits import MAX_COUNT
 from anystep.programs.command_line import run_program
 from anystep.programs.progress import Progress, format_duration
-from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output, task_unknown
+from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.sources.arrow_rows import open_input
 from anystep.tasks.vocab_program.training import (
@@ -32,7 +32,7 @@ from anystep.tasks.vocab_program.training import (
   processor_of,
   train_model,
 )
-from anystep.tasks.vocabularies.decoding import printable
+from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 _SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 _SHOWN_SECONDS = 0.5
@@ -151,16 +151,12 @@ def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
   start_tensorflow()
   with quiet_stderr():
-    import seqio
-
+    from anystep.tasks.registry.named_tasks import find_task
     from anystep.tasks.vocab_program.task_texts import task_texts
   import_modules(arguments.module_import)
-  registered = set(seqio.TaskRegistry.names())
-  if arguments.task not in registered:
-    fix = "correct the name, or name the module that registers it with --module_import"
-    raise task_unknown(arguments.task, registered, fix)
+  fix = "correct the name, or name the module that registers it with --module_import"
   return task_texts(
-    seqio.TaskRegistry.get(arguments.task),
+    find_task(arguments.task, fix=fix),
     arguments.split,
     features=arguments.feature,
     max_examples=arguments.max_examples,
@@ -183,7 +179,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def _may_end(path: str) -> bool:
-  """Whether a path is a file, or a pipe as shells make of `<(command)`: devices may give text without end."""
+  """Return whether a path is a file, or a pipe as of the shell's `<(command)`; devices may give endless text."""
   mode = os.stat(path).st_mode if os.path.exists(path) else 0
   return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
 
@@ -253,7 +249,7 @@ def _tokenizer_lines(path: str, content: bytes, text: str) -> list[str]:
 
 
 def _encoding(tokens: Sequence[str], ids: Sequence[int]) -> list[str]:
-  shown = " ".join(f"{printable(token)}={number}" for token, number in zip(tokens, ids, strict=True))
+  shown = " ".join(f"{escape_unprintable(token)}={number}" for token, number in zip(tokens, ids, strict=True))
   return [f"{len(ids)} tokens: {shown}"]
 
 

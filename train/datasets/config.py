@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, require
 from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name
 from anystep.order.packing import PackingPolicy
-from anystep.plans.plan import Rate
-from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.registry.mixture_files import is_mixture_text
 from anystep.tasks.registry.modules import import_modules
-from anystep.tasks.seqio_api.deterministic_task import tasks_with_split
+from anystep.tasks.registry.named_tasks import NamedTasks, find_named_tasks, find_registered, find_task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,77 +91,47 @@ class DatasetConfig:
     return (self.module,) if isinstance(self.module, str) else tuple(self.module)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NamedTasks:
-  """What a configuration names.
-
-  Attributes:
-    registered: the task or mixture; None for a mixture of caches.
-    tasks: the tasks, by name.
-    cache_dirs: roots to look for their caches in, in this order.
-    rates: of a mixture of caches, by task name; None where the registered mixture has them.
-  """
-
-  registered: seqio.Task | seqio.Mixture | None
-  tasks: Mapping[str, seqio.Task]
-  cache_dirs: tuple[str, ...]
-  rates: Mapping[str, Rate] | None = None
-
-  @classmethod
-  def of(cls, config: DatasetConfig) -> NamedTasks:
-    """Imports the modules and finds what the configuration names.
-
-    Raises:
-      AnystepError: 78 `module_import`, `task_unknown`, `cache_dir`, `use_cached`; as `read_mixture` and
-        `tasks_with_split`.
-    """
-    import_modules(config.modules)
-    name = config.mixture_or_task_name
-    if is_mixture_text(name):
-      mixture = read_mixture(name)
-      expected = "True, for a mixture of caches"
-    require(config.use_cached, "use_cached", expected=expected, got="False", fix=_CACHED_FIX)
-      return cls(
-        registered=None,
-        tasks={task: _task(task) for task in mixture.rates},
-        cache_dirs=tuple(dict.fromkeys([*mixture.roots, *config.cache_dirs])),
-        rates=mixture.rates,
-      )
-    known = bool(config.cache_dirs) or not config.use_cached
-    require(known, "cache_dir", "the root that anystep-cache wrote to", "None", _CACHE_DIR_FIX)
-    found = find_registered(name)
-    tasks = [found] if isinstance(found, seqio.Task) else tasks_with_split(found, config.split)
-    return cls(registered=found, tasks={task.name: task for task in tasks}, cache_dirs=config.cache_dirs)
-
-
 _CACHED_FIX = "set USE_CACHED_TASKS = True, or name a registered mixture in MIXTURE_OR_TASK_NAME"
 _CACHE_DIR_FIX = "set CACHE_DIR, or USE_CACHED_TASKS = False to train straight from the source"
+_NAME_FIX = "correct MIXTURE_OR_TASK_NAME, or name the module that registers it in MIXTURE_OR_TASK_MODULE"
 
 
-def find_registered(name: str) -> seqio.Task | seqio.Mixture:
-  """The registered task or mixture of a name.
+def find_configured_tasks(config: DatasetConfig) -> NamedTasks:
+  """Import the modules and return the tasks that a configuration names, with all its cache directories.
+
+  Raises:
+    AnystepError: 78 `module_import`, `cache_dir`, `use_cached`; as `find_named_tasks`.
+  """
+  import_modules(config.modules)
+  name = config.mixture_or_task_name
+  names_caches = is_mixture_text(name)
+  has_roots = names_caches or bool(config.cache_dirs) or not config.use_cached
+  expected = "the root that anystep-cache wrote to"
+  require(has_roots, "cache_dir", expected=expected, got="None", fix=_CACHE_DIR_FIX)
+  named = find_named_tasks(name, config.split, fix=_NAME_FIX)
+  expected = "True, for a mixture of caches"
+  can_be_read = config.use_cached or not names_caches
+  require(can_be_read, "use_cached", expected=expected, got="False", fix=_CACHED_FIX)
+  others = (root for root in config.cache_dirs if root not in named.cache_dirs)
+  return dataclasses.replace(named, cache_dirs=(*named.cache_dirs, *others))
+
+
+def find_configured_name(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
+  """Return the registered task or mixture that a configuration names.
 
   Raises:
     AnystepError: 64 `task_unknown`.
   """
-  tasks, mixtures = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
-  if name in tasks | mixtures:
-    return (seqio.TaskRegistry if name in tasks else seqio.MixtureRegistry).get(name)
-  raise AnystepError(
-    ExitCode.USAGE,
-    "task_unknown",
-    expected="a registered task or mixture",
-    got=name,
-    nearest=nearest(name, tasks | mixtures) or "none is registered",
-    fix="correct MIXTURE_OR_TASK_NAME, or name the module that registers it in MIXTURE_OR_TASK_MODULE",
-  )
+  return find_registered(config.mixture_or_task_name, fix=_NAME_FIX)
 
 
-def _task(name: str) -> seqio.Task:
-  """The registered task that a cache was made of."""
-  found = find_registered(name)
-  assert isinstance(found, seqio.Task), "a cache is of a task, whose name no mixture has"
-  return found
+def find_planned_task(name: str) -> seqio.Task:
+  """Return the registered task that a plan names.
+
+  Raises:
+    AnystepError: 64 `task_unknown`.
+  """
+  return find_task(name, fix=_NAME_FIX)
 
 
 def check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:

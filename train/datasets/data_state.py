@@ -26,6 +26,8 @@ from anystep.plans.plan import Plan
 # Of a run's data there is one of these, which says whether it is exact.
 DATA_FILES = (DATA_PLAN, DATA_UNCACHED)
 _VERSION = 1
+# How a run's data comes, for errors.
+_PLANNED, _UNCACHED = "with a plan of its examples", "straight from its source"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,18 +146,35 @@ def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str
   """
   for field, value in before.items():
     if now[field] != value:
-      raise AnystepError(
-        ExitCode.MISMATCH, "resume_contract", field=field, expected=value, got=now[field], fix=fix
-      )
+      raise _resume_error(field, expected=value, got=now[field], fix=fix)
 
 
-def check_kind(before: DataState, *, use_cached: bool) -> None:
-  """Refuses to go on from a plan without one, or the other way about: no file could say what steps saw.
+def require_plan(before: DataState) -> Plan:
+  """Return a checkpoint's plan, for a run that has one too.
 
   Raises:
-    AnystepError: 76 `resume_contract`.
+    AnystepError: 76 `resume_contract` where the run began without one: no file could say what steps saw.
   """
-  began = "with a plan of its examples" if isinstance(before, Plan) else "straight from its source"
-  now = "with a plan of its examples" if use_cached else "straight from its source"
+  if isinstance(before, Plan):
+    return before
+  raise _other_kind(expected=_UNCACHED, got=_PLANNED)
+
+
+def require_uncached(before: DataState) -> UncachedState:
+  """Return a checkpoint's state of data that comes straight from its source, for a run whose data does too.
+
+  Raises:
+    AnystepError: 76 `resume_contract` where the run began with a plan.
+  """
+  if isinstance(before, UncachedState):
+    return before
+  raise _other_kind(expected=_PLANNED, got=_UNCACHED)
+
+
+def _other_kind(*, expected: str, got: str) -> AnystepError:
   fix = "set USE_CACHED_TASKS as it was, or train in another MODEL_DIR"
-  check_same({"data": began}, {"data": now}, fix)
+  return _resume_error("data", expected=expected, got=got, fix=fix)
+
+
+def _resume_error(field: str, *, expected: object, got: object, fix: str) -> AnystepError:
+  return AnystepError(ExitCode.MISMATCH, "resume_contract", field=field, expected=expected, got=got, fix=fix)

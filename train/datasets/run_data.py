@@ -1,8 +1,11 @@
-"""What the train loop and the evaluation ask of data, wherever it comes from."""
+"""The data of a run as the train loop and the evaluation use it, wherever it comes from.
+
+A run finds its datasets (`RunDataset`), fixes the order in which it takes them (`RunOrder`, whose state
+checkpoints keep), and reads them in that order (`RunData`).
+"""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -14,7 +17,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, Rows
 from anystep.features.ragged import Batch
 from anystep.train.datasets.config import DatasetConfig
-from anystep.train.datasets.data_state import DataState, record_state
+from anystep.train.datasets.data_state import DataState
 
 
 class RunStream(Protocol):
@@ -29,10 +32,10 @@ class RunStream(Protocol):
   def __exit__(self, *exc_info: object) -> None: ...
 
   def seek(self, step: int) -> None:
-    """Makes `step` the next one."""
+    """Make `step` the next one."""
 
   def rows_at(self, step: int) -> np.ndarray:
-    """The rows of a step's batch that this stream makes, `(rows,) int64`."""
+    """Return the rows of a step's batch that this stream makes, `(rows,) int64`."""
 
 
 class EvaluationBatch(NamedTuple):
@@ -49,84 +52,84 @@ class EvaluationBatch(NamedTuple):
   real: np.ndarray
 
 
-class RunDataset(abc.ABC):
-  """A task, or the tasks of a mixture, found and checked; no device was touched for it.
-
-  Attributes:
-    config: what was asked for.
-    tasks: by name.
-  """
-
-  config: DatasetConfig
-  tasks: Mapping[str, seqio.Task]
+class RunDataset(Protocol):
+  """A task, or the tasks of a mixture, found and checked; no device was touched for it."""
 
   @property
-  def task(self) -> seqio.Task:
-    """The only task.
+  def config(self) -> DatasetConfig:
+    """Configuration that names the data."""
 
-    Raises:
-      AnystepError: 78 `mixture` for a mixture of several.
-    """
-    if len(self.tasks) > 1:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "mixture",
-        expected=f"one task, such as {min(self.tasks)}",
-        got=self.config.mixture_or_task_name,
-        fix="set eval/datasets.DatasetConfig.mixture_or_task_name to one task, or EVAL_DATASET to None",
-      )
-    return next(iter(self.tasks.values()))
+  @property
+  def tasks(self) -> Mapping[str, seqio.Task]:
+    """Registered tasks, by name."""
 
-  @abc.abstractmethod
-  def run_state(self, checkpointed: tuple[int, DataState] | None = None) -> DataState:
-    """What a run that starts, or goes on from a checkpoint's step and state, keeps of the data.
+  def run_order(self, checkpointed: tuple[int, DataState] | None = None) -> RunOrder:
+    """Return the order of a run that starts, or that goes on from a checkpoint's step and state.
 
     Raises:
       AnystepError: 76 `resume_contract` where the run began otherwise.
     """
 
-  @abc.abstractmethod
-  def under(self, state: DataState, converter: FeatureConverter) -> RunData:
-    """The dataset as that state says, with an example read, so that what cannot be fails now."""
 
-
-class RunData(abc.ABC):
-  """A dataset in the order and form in which a run takes it.
-
-  Attributes:
-    dataset: what it is of.
-  """
-
-  dataset: RunDataset
+class RunOrder(Protocol):
+  """A dataset with the order in which a run takes it."""
 
   @property
-  @abc.abstractmethod
   def state(self) -> DataState:
-    """What checkpoints keep of it."""
+    """What checkpoints keep of the data."""
+
+  def open(self, converter: FeatureConverter) -> RunData:
+    """Return the data in the form that a converter gives it, after reading an example.
+
+    Data that cannot be read fails here, before the run starts.
+    """
+
+
+class RunData(Protocol):
+  """A dataset in the order and form in which a run takes it."""
 
   @property
-  @abc.abstractmethod
+  def dataset(self) -> RunDataset:
+    """The dataset."""
+
+  @property
+  def state(self) -> DataState:
+    """What checkpoints keep of the data."""
+
+  @property
   def batch_sizes(self) -> list[int]:
-    """Rows of a batch, one after another in time."""
+    """Rows of a batch, one size after another in time."""
 
   @property
-  @abc.abstractmethod
   def num_examples(self) -> int | None:
-    """How many examples an evaluation sees; None where nobody knows before."""
+    """Number of examples that an evaluation sees; None where it is not known before."""
 
   @property
   def caveat(self) -> str | None:
     """What is not guaranteed of a run that trains on it, for people; None where everything is."""
-    return None
 
-  @abc.abstractmethod
   def open_stream(self, rows: tuple[int, int] = (0, 1)) -> RunStream:
-    """Its batches, from step 0 on; of each the rows of (host, host count)."""
+    """Open the batches from step 0 on; of each batch the rows of (host, host count)."""
 
-  @abc.abstractmethod
   def evaluation_batches(self) -> Iterator[EvaluationBatch]:
-    """Every example once, in order."""
+    """Yield every example once, in order."""
 
   def record(self, model_dir: epath.PathLike, step: int) -> None:
-    """Writes what `anystep-data` needs to know of the data of a run that goes on with a step."""
-    record_state(model_dir, self.state, step)
+    """Write what `anystep-data` needs to know of the data of a run that goes on with a step."""
+
+
+def only_task(dataset: RunDataset) -> seqio.Task:
+  """Return the only task of a dataset.
+
+  Raises:
+    AnystepError: 78 `mixture` for a mixture of several.
+  """
+  if len(dataset.tasks) > 1:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "mixture",
+      expected=f"one task, such as {min(dataset.tasks)}",
+      got=dataset.config.mixture_or_task_name,
+      fix="set eval/datasets.DatasetConfig.mixture_or_task_name to one task, or EVAL_DATASET to None",
+    )
+  return next(iter(dataset.tasks.values()))

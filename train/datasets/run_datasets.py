@@ -12,10 +12,11 @@ from anystep.caches.cache import open_cache
 from anystep.caches.manifest import AS_IS
 from anystep.errors import AnystepError, ExitCode, require
 from anystep.tasks.registry.fingerprint import cached_preprocessors
+from anystep.tasks.registry.named_tasks import NamedTasks
 from anystep.tasks.sources import in_place as sources
 from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for, root_without
 from anystep.train.datasets.cached import Dataset
-from anystep.train.datasets.config import DatasetConfig, NamedTasks, require
+from anystep.train.datasets.config import DatasetConfig, find_configured_name, find_configured_tasks
 from anystep.train.datasets.run_data import RunDataset
 from anystep.train.datasets.uncached import UncachedDataset
 
@@ -33,7 +34,7 @@ def find_datasets(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike
   --index_only`, where neither it nor a cache directory has their description yet.
 
   Raises:
-    AnystepError: as `Dataset.open`, `NamedTasks.of` and `CacheCommand.run`.
+    AnystepError: as `Dataset.open`, `find_configured_tasks` and `CacheCommand.run`.
   """
   refused: dict[str, str] = {}
   for command in index_commands(configs, model_dir=model_dir):
@@ -50,7 +51,7 @@ def find_datasets(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike
 
 
 def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> RunDataset:
-  named = NamedTasks.of(config)
+  named = find_configured_tasks(config)
   if config.use_cached:
     return Dataset.of_named(named, config)
   reason = _why_not_in_place(named, config)
@@ -58,22 +59,21 @@ def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> 
   if reason is None:
     roots = (_described(named, config) or index_dir,)
     return Dataset.of_named(dataclasses.replace(named, cache_dirs=roots), config)
-  assert named.registered is not None, "a mixture of caches is read from them"
-  return UncachedDataset(config, named.tasks, named.registered, reason)
+  return UncachedDataset(config, named.tasks, find_configured_name(config), reason)
 
 
 def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
   """The command lines that describe files which are read in place and are not described yet.
 
   Raises:
-    AnystepError: as `NamedTasks.of`.
+    AnystepError: as `find_configured_tasks`.
   """
   index_dir = str(epath.Path(model_dir) / INDEX_FOLDER)
   missing: list[MissingSplit] = []
   for config in configs:
     if config.use_cached:
       continue
-    named = NamedTasks.of(config)
+    named = find_configured_tasks(config)
     if _why_not_in_place(named, config) is None and not _described(named, config):
       missing += _missing(named, config, [index_dir])
   return commands_for(missing, index_only=True)
@@ -83,13 +83,13 @@ def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
   """The command lines that make the caches that configurations need and that are not there.
 
   Raises:
-    AnystepError: 78 `use_cached` where no cache is to be used; as `NamedTasks.of`.
+    AnystepError: 78 `use_cached` where no cache is to be used; as `find_configured_tasks`.
   """
   missing: list[MissingSplit] = []
   for config in configs:
     fix = "leave --cache_if_missing out, or set USE_CACHED_TASKS = True"
     require(config.use_cached, "use_cached", expected="True with --cache_if_missing", got=False, fix=fix)
-    named = NamedTasks.of(config)
+    named = find_configured_tasks(config)
     missing += _missing(named, config, named.cache_dirs)
   return commands_for(missing)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import seqio
 import tensorflow as tf
+from etils import epath
 
 from anystep.errors import AnystepError, ExitCode, one_line, require
 from anystep.features.converters import FeatureConverter, Rows
@@ -16,8 +17,14 @@ from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
 from anystep.tasks.tensors import from_tensors
 from anystep.train.datasets.config import DatasetConfig, check_lengths
-from anystep.train.datasets.data_state import DataState, UncachedState, check_kind, check_same
-from anystep.train.datasets.run_data import EvaluationBatch, RunData, RunDataset
+from anystep.train.datasets.data_state import (
+  DataState,
+  UncachedState,
+  check_same,
+  record_state,
+  require_uncached,
+)
+from anystep.train.datasets.run_data import EvaluationBatch
 
 # Examples whose packs are found together.
 _PACKED_EXAMPLES = 1024
@@ -32,8 +39,8 @@ def restart_seed(state: UncachedState, step: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class UncachedDataset(RunDataset):
-  """A task, or a mixture, whose preprocessors run while it is trained on.
+class UncachedDataset:
+  """A task, or a mixture, whose preprocessors run while it is trained on: a `RunDataset`.
 
   Attributes:
     config: what was asked for.
@@ -47,16 +54,15 @@ class UncachedDataset(RunDataset):
   registered: seqio.Task | seqio.Mixture
   reason: str
 
-  def run_state(self, checkpointed: tuple[int, DataState] | None = None) -> UncachedState:
-    """What checkpoints keep.
+  def run_order(self, checkpointed: tuple[int, DataState] | None = None) -> UncachedOrder:
+    """Return the dataset with what checkpoints keep of it.
 
     Raises:
       AnystepError: 76 `resume_contract`; 78 `batch_size`, `feature_length`, and `use_cached` for what needs
         a plan; 66 `split_missing`.
     """
     config = self.config
-    if checkpointed is not None:
-      check_kind(checkpointed[1], use_cached=False)
+    before = None if checkpointed is None else require_uncached(checkpointed[1])
     size = config.batch_size
     require(size > 0, "batch_size", expected="at least 1", got=size, fix="set BATCH_SIZE to 1 or more")
     for name, value in (("DATA_PLAN", config.plan), ("epoch_policy", config.epoch_policy)):
@@ -82,48 +88,51 @@ class UncachedDataset(RunDataset):
       feature_lengths=dict(config.task_feature_lengths),
       packing=config.packing,
     )
-    if checkpointed is not None:
+    if before is not None:
       fix = "run with the configuration that training started with, or in another MODEL_DIR"
-      check_same(dataclasses.asdict(checkpointed[1]), dataclasses.asdict(state), fix)
-    return state
+      check_same(dataclasses.asdict(before), dataclasses.asdict(state), fix)
+    return UncachedOrder(self, state)
 
-  def under(self, state: DataState, converter: FeatureConverter) -> UncachedData:
-    """The dataset in the form that a converter gives it, with an example read: what cannot be fails now.
+
+@dataclasses.dataclass(frozen=True)
+class UncachedOrder:
+  """A dataset with what checkpoints keep of it: a `RunOrder`."""
+
+  dataset: UncachedDataset
+  state: UncachedState
+
+  def open(self, converter: FeatureConverter) -> UncachedData:
+    """Return the dataset in the form that a converter gives it, after reading an example.
 
     Raises:
       AnystepError: 66 `source_empty`; as `UncachedData.examples` and the converter.
     """
-    assert isinstance(state, UncachedState), "run_state gives one"
-    data = UncachedData(self, state, converter)
+    config = self.dataset.config
+    data = UncachedData(self.dataset, self.state, converter)
     for batch in data.batches(data.examples(num_epochs=1), 1, drop_remainder=True):
-      converter(batch, self.config.task_feature_lengths, data.packs(batch)[1])
+      converter(batch, config.task_feature_lengths, data.packs(batch)[1])
       return data
     raise AnystepError(
       ExitCode.NO_INPUT,
       "source_empty",
-      task=self.config.mixture_or_task_name,
-      split=self.config.split,
+      task=config.mixture_or_task_name,
+      split=config.split,
       fix="check that the source's files are where the task looks for them, and what its preprocessors drop",
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class UncachedData(RunData):
-  """Such a dataset, in the form that a converter gives it."""
+class UncachedData:
+  """Such a dataset, in the form that a converter gives it: a `RunData`."""
 
   dataset: UncachedDataset
-  uncached: UncachedState
+  state: UncachedState
   converter: FeatureConverter
-
-  @property
-  def state(self) -> UncachedState:
-    """What was asked for."""
-    return self.uncached
 
   @property
   def batch_sizes(self) -> list[int]:
     """The one there is."""
-    return [self.uncached.batch_size]
+    return [self.state.batch_size]
 
   @property
   def num_examples(self) -> None:
@@ -133,7 +142,7 @@ class UncachedData(RunData):
   @property
   def caveat(self) -> str:
     """What is lost without a plan."""
-    name = self.uncached.mixture_or_task_name
+    name = self.state.mixture_or_task_name
     return (
       f"USE_CACHED_TASKS = False, and {self.dataset.reason}: {name} is trained on straight from its source,"
       " without exact resume. After a restart the data begins anew in another seeded order; which examples"
@@ -147,7 +156,7 @@ class UncachedData(RunData):
       AnystepError: 78 `rows` where hosts cannot share a batch.
     """
     host, host_count = rows
-    batch_size = self.uncached.batch_size
+    batch_size = self.state.batch_size
     require(
       batch_size % host_count == 0,
       "rows",
@@ -161,7 +170,7 @@ class UncachedData(RunData):
     def batches(step: int) -> Iterator[Rows]:
       examples = self.examples(
         shuffle=True,
-        seed=restart_seed(self.uncached, step),
+        seed=restart_seed(self.state, step),
         num_epochs=self.dataset.config.num_epochs,
         shard_info=shard_info,
       )
@@ -169,11 +178,15 @@ class UncachedData(RunData):
 
     return UncachedStream(batches, numbers)
 
+  def record(self, model_dir: epath.PathLike, step: int) -> None:
+    """Write that no plan says what the run's steps see, for `anystep-data`."""
+    record_state(model_dir, self.state, step)
+
   def evaluation_batches(self) -> Iterator[EvaluationBatch]:
     """Every example once, in the source's order."""
-    batch_size = self.uncached.batch_size
+    batch_size = self.state.batch_size
     for examples in self.batches(self.examples(num_epochs=1), batch_size):
-      converted = self.converter(examples, self.uncached.feature_lengths)
+      converted = self.converter(examples, self.state.feature_lengths)
       real = np.arange(batch_size) < len(next(iter(examples.values())))
       yield EvaluationBatch(examples, {name: _filled(rows, real) for name, rows in converted.items()}, real)
 
@@ -190,7 +203,7 @@ class UncachedData(RunData):
     Raises:
       AnystepError: 78 `source_refused`, with what SeqIO or the source says.
     """
-    state = self.uncached
+    state = self.state
     try:
       return self.dataset.registered.get_dataset(
         dict(state.feature_lengths),
@@ -230,8 +243,8 @@ class UncachedData(RunData):
         raise AnystepError(
           ExitCode.DATA,
           "source_failed",
-          task=self.uncached.mixture_or_task_name,
-          split=self.uncached.split,
+          task=self.state.mixture_or_task_name,
+          split=self.state.split,
           got=one_line(error)[:_MAX_ERROR_CHARACTERS],
           fix="mend the task or its source: anystep-cache --dry_run names the preprocessor and the place",
         ) from error
@@ -239,25 +252,25 @@ class UncachedData(RunData):
 
   def packs(self, batch: Batch) -> tuple[Batch, np.ndarray | None]:
     """Examples in the order of the rows that they share, and how many each row has; None where none share."""
-    if self.uncached.packing == PackingPolicy.NONE:
+    if self.state.packing == PackingPolicy.NONE:
       return batch, None
     features = {
       name: feature
       for name, feature in batch.items()
-      if name in self.uncached.feature_lengths and isinstance(feature, Ragged)
+      if name in self.state.feature_lengths and isinstance(feature, Ragged)
     }
-    limits = [self.uncached.feature_lengths[name] for name in features]
+    limits = [self.state.feature_lengths[name] for name in features]
     lengths = np.minimum(np.stack([feature.lengths for feature in features.values()], axis=1), limits)
-    starts, order = pack(lengths, limits, self.uncached.packing)
+    starts, order = pack(lengths, limits, self.state.packing)
     return {name: _in_order(feature, order) for name, feature in features.items()}, np.diff(starts)
 
   def _rows(self, examples: tf.data.Dataset, size: int) -> Iterator[Rows]:
     """The model's features, as many rows at a time."""
-    packed = self.uncached.packing != PackingPolicy.NONE
+    packed = self.state.packing != PackingPolicy.NONE
     rest: Rows = {}
     for batch in self.batches(examples, _PACKED_EXAMPLES if packed else size, drop_remainder=not packed):
       ordered, counts = self.packs(batch)
-      rows = self.converter(ordered, self.uncached.feature_lengths, counts)
+      rows = self.converter(ordered, self.state.feature_lengths, counts)
       if rest:
         rows = {name: np.concatenate([rest[name], values]) for name, values in rows.items()}
       num_rows = len(next(iter(rows.values())))

@@ -1,6 +1,6 @@
-"""The main job, end to end: cache a task, train on it, kill a second run, resume it, and compare.
+"""The demo: cache a task, train on it, kill a second run, resume it, and compare the two runs.
 
-`make demo` runs it. It uses the programs as a user would and looks at what they leave.
+`make demo` runs it. It starts the programs as a user would, and compares their output files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _POLL_SECONDS = 0.01
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs the demo; 0 where both runs are identical, 1 where they are not."""
+  """Run the demo; return 0 if both runs are identical, else 1."""
   values = _parse(argv)
   begin_seconds = time.monotonic()
   output = Path(values.output_dir)
   cache_dir, undisturbed, interrupted = output / "cache", output / "undisturbed", output / "interrupted"
   _clear(output, [cache_dir, undisturbed, interrupted])
-  # Compiled programs are kept between the runs: each would otherwise spend its first seconds alike.
+  # Runs share compiled programs: compiling takes the first seconds of each.
   environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str((output / "compiled").resolve())}
 
   def train_command(model_dir: Path) -> list[str]:
@@ -72,7 +72,7 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def _clear(output: Path, directories: Sequence[Path]) -> None:
-  """Removes what an earlier demo left, and nothing that is not a demo's."""
+  """Remove the output of an earlier demo, and no other files."""
   marker = output / ".anystep_demo"
   present = [directory for directory in directories if directory.exists()]
   if present and not marker.exists():
@@ -188,31 +188,32 @@ def _compare(command: Sequence[str], undisturbed: Path, interrupted: Path, repor
 
 
 def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
-  """The first rows of a step's batch as text, with where they come from."""
+  """Return the first rows of a step's batch as text, with their origins."""
   from anystep.inspection.rows import what_was_at
   from anystep.tasks.vocabularies.decoding import readable
-  from anystep.train.datasets.cached import PlannedDataset
-  from anystep.train.main import prepare
+  from anystep.train.datasets.cached import Dataset
+  from anystep.train.datasets.run_data import only_task
+  from anystep.train.main import configured
 
-  data = prepare(["anystep-train", *command[1:]]).data
-  assert isinstance(data, PlannedDataset), "the demo caches its task"
-  dataset = data.dataset
-  features = dataset.task.output_features
-  origins = what_was_at(data.plan, dataset.caches, step)
+  trainer = configured(["anystep-train", *command[1:]])
+  dataset = Dataset.open(trainer.train_dataset)
+  data = dataset.run_order().open(trainer.model.FEATURE_CONVERTER)
+  features = only_task(dataset).output_features
+  origins = what_was_at(data.plan, dataset.cached.caches, step)
   with data.open_stream() as stream:
     batch = stream.batch(step)
   return [
     {
       f"step {step}, row {row}: from {origin['examples'][0]['source_name']}, place "
-      f"{origin['examples'][0]['source_place']}. Inputs:": readable(
+      f"{origin['examples'][0]['source_place']}. Inputs:": decode_readable(
         batch["encoder_input_tokens"][row], features["inputs"].vocabulary
       ),
-      "Targets:": readable(batch["decoder_target_tokens"][row], features["targets"].vocabulary),
+      "Targets:": decode_readable(batch["decoder_target_tokens"][row], features["targets"].vocabulary),
     }
     for row, origin in zip(range(_SHOWN_EXAMPLES), origins, strict=False)
   ]
 
 
 def run() -> None:
-  """The program."""
+  """Run the program."""
   run_program(lambda: main(sys.argv))

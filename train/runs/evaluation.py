@@ -1,4 +1,4 @@
-"""Teacher-forced evaluation: every example of a split once."""
+"""Teacher-forced evaluation of every example of a split, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from anystep.features.ragged import Batch, Ragged
 from anystep.programs.progress import Progress
 from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
-from anystep.train.datasets.run_data import RunData
+from anystep.train.datasets.run_data import RunData, only_task
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
 
@@ -21,14 +21,14 @@ EVALUATION_OUTPUTS = (ModelOutput.SCORE, ModelOutput.PREDICTION)
 def evaluate(
   model: EncoderDecoderModel, params: Any, data: RunData, mesh: jax.sharding.Mesh
 ) -> dict[str, float]:
-  """The task's own metrics, with cross entropy and `token_accuracy` by target token.
+  """Return the task's own metrics, with cross entropy and `token_accuracy` per target token.
 
-  Predictions are teacher-forced: the likeliest token after the true targets before it.
+  Predictions are teacher-forced: each is the likeliest token, given the true targets before it.
 
   Args:
-    model: gives scores and predictions.
-    params: its parameters.
-    data: what to evaluate, of one epoch.
+    model: computes scores and predictions.
+    params: the model's parameters.
+    data: one epoch of the examples to evaluate.
     mesh: the devices.
   """
   config = data.dataset.config
@@ -56,21 +56,21 @@ def evaluate(
   joined = {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
   num_tokens = joined["tokens"].sum()
   metrics = compute_metrics(
-    data.dataset.task,
+    only_task(data.dataset),
     examples,
     {ModelOutput.SCORE: joined["scores"], ModelOutput.PREDICTION: joined["predictions"]},
   )
   return {
     "examples": len(examples),
     "cross_entropy": float(-joined["scores"].sum() / num_tokens),
-    # Tasks have an accuracy of their own, of whole examples.
+    # Tasks may have a metric `accuracy`, of whole examples.
     "token_accuracy": float(joined["correct"].sum() / num_tokens),
     **metrics,
   }
 
 
 def _by_row(features: Batch, lengths: Any) -> list[dict[str, np.ndarray]]:
-  """One dictionary an example, sequences cut to the lengths that the model saw."""
+  """Return a dictionary for each example, with sequences cut to the model's lengths."""
   columns = {
     name: [row[: lengths.get(name)] for row in feature.rows()] if isinstance(feature, Ragged) else feature
     for name, feature in features.items()

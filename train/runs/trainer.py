@@ -1,4 +1,4 @@
-"""The trainer: a configuration, and the loop that it runs."""
+"""The trainer: its configuration and its loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from anystep.train.configuration.resume_contract import (
   value_changes,
 )
 from anystep.train.datasets.config import DatasetConfig
-from anystep.train.datasets.run_data import RunData, RunDataset
+from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.models.train_state import initialize, make_train_step
@@ -47,7 +47,7 @@ from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter
 from anystep.train.runs.termination import Termination, preempted
 
-# Of jax's configuration: what decides bits of parameters.
+# Options of JAX that decide bits of parameters.
 _JAX_OPTIONS = (
   "jax_default_matmul_precision",
   "jax_default_prng_impl",
@@ -58,17 +58,17 @@ _JAX_OPTIONS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """Trains a model on a task or mixture; gin files configure it.
+  """Training of a model on a task or mixture, configured by gin files.
 
   Attributes:
     model: network, loss and optimizer.
     model_dir: where checkpoints, TensorBoard events and the step log go; training resumes from there.
-    train_dataset: what it learns from.
-    eval_dataset: what it is evaluated on at the end; None for no evaluation.
-    total_steps: how many steps in all, those before a restart included.
-    checkpoints: when checkpoints are written.
-    partitioner: how arrays are split over devices.
-    random_seed: keys the initial parameters and dropout.
+    train_dataset: data of training.
+    eval_dataset: data of the evaluation at the end; None for no evaluation.
+    total_steps: number of steps, including those before a restart.
+    checkpoints: period and number of checkpoints.
+    partitioner: split of arrays over devices.
+    random_seed: seed of the initial parameters and of dropout.
   """
 
   model: EncoderDecoderModel
@@ -98,27 +98,27 @@ class Trainer:
       )
 
   def prepare(self, *, accept_changes: Collection[str] = (), before_step: int | None = None) -> PreparedRun:
-    """Finds and checks the data and where training stands, before any device is touched.
+    """Find and check the data and the newest checkpoint, before any device is touched.
 
     Args:
-      accept_changes: names of values with which a run may go on though its checkpoint was made with others.
-      before_step: only checkpoints before this step are looked at.
+      accept_changes: names of values that may differ from the checkpoint's.
+      before_step: only checkpoints before this step are considered.
 
     Raises:
-      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_state` and `find_checkpoint`;
-        76 `resume_contract` where the data or what decides parameters is not what training began with;
-        76 `checkpoint_run` where the newest checkpoint is another run's; 64 `accept_change`.
+      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_order` and `find_checkpoint`;
+        76 `resume_contract` if the data, or a value that decides parameters, differs from the checkpoint's;
+        76 `checkpoint_run` if the newest checkpoint is another run's; 64 `accept_change`.
     """
     dataset, *evaluated = find_datasets(self.datasets, model_dir=self.model_dir)
     for other in evaluated:
-      check_metrics(other.task, EVALUATION_OUTPUTS)
+      check_metrics(only_task(other), EVALUATION_OUTPUTS)
     _check_vocabulary(self.model, dataset)
     checkpoint = find_checkpoint(self.model_dir, before_step=before_step)
     accepted = AcceptedChanges.read(self.model_dir, accept_changes)
     run = read_run(self.model_dir)
     run_name = run or new_run()
     newly_accepted = _accept_run(checkpoint, run, run_name, accepted)
-    state = dataset.run_state((checkpoint.step, checkpoint.data) if checkpoint else None)
+    order = dataset.run_order((checkpoint.step, checkpoint.data) if checkpoint else None)
     newly_accepted += self._accept_values(checkpoint, accepted)
     if checkpoint is not None and checkpoint.step > self.total_steps:
       raise AnystepError(
@@ -128,22 +128,23 @@ class Trainer:
         got=self.total_steps,
         fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
       )
-    if state.num_steps is not None and state.num_steps < self.total_steps:
+    num_steps = order.state.num_steps
+    if num_steps is not None and num_steps < self.total_steps:
       raise AnystepError(
         ExitCode.CONFIG,
         "data_ended",
-        expected=f"at most {state.num_steps} steps in {self.train_dataset.num_epochs} epochs",
+        expected=f"at most {num_steps} steps in {self.train_dataset.num_epochs} epochs",
         got=self.total_steps,
         fix="train for fewer steps or for more epochs",
       )
     converter = self.model.FEATURE_CONVERTER
-    data = dataset.under(state, converter)
+    data = order.open(converter)
     if data.caveat:
       print(f"WARNING: {data.caveat}", file=sys.stderr, flush=True)
     return PreparedRun(
       trainer=self,
       data=data,
-      evaluation=next((other.under(other.run_state(), converter) for other in evaluated), None),
+      evaluation=next((other.run_order().open(converter) for other in evaluated), None),
       restore_step=checkpoint.step if checkpoint else None,
       run_name=run_name,
       accept_changes=accept_changes,
@@ -152,15 +153,15 @@ class Trainer:
 
   @property
   def datasets(self) -> list[DatasetConfig]:
-    """What it learns from, and an epoch of what it is evaluated on, if anything."""
+    """Return the data of training and, if there is an evaluation, one epoch of its data."""
     evaluated = [dataclasses.replace(self.eval_dataset, num_epochs=1)] if self.eval_dataset else []
     return [self.train_dataset, *evaluated]
 
   @property
   def deciding_values(self) -> dict[str, Value]:
-    """What decides parameters and losses, beside the data, by name: the values that were built.
+    """Return the values, by name, that decide parameters and losses; the data is compared elsewhere.
 
-    How arrays are split over devices is not among them: it decides how sums are rounded, and no more.
+    The split of arrays over devices is not among them: it only decides how sums are rounded.
     """
     options = {name.removeprefix("jax_"): getattr(jax.config, name) for name in _JAX_OPTIONS}
     return built_values(
@@ -169,16 +170,16 @@ class Trainer:
     )
 
   def run(self) -> dict[str, float]:
-    """Trains to the end, resuming where a checkpoint is; returns the evaluation's metrics.
+    """Train to the end, from the newest checkpoint if there is one; return the evaluation's metrics.
 
     Raises:
-      AnystepError: 73 `run_active` where another process trains in model_dir.
+      AnystepError: 73 `run_active` if another process trains in model_dir.
     """
     with locked_run(self.model_dir):
       return self.prepare().run()
 
   def _accept_values(self, checkpoint: Checkpoint | None, accepted: AcceptedChanges) -> list[Change]:
-    """Refuses values that the checkpoint was not trained with; returns those accepted for the first time."""
+    """Refuse values that the checkpoint was not trained with; return those accepted for the first time."""
     now = self.deciding_values
     was = checkpoint.trained_with if checkpoint else None
     accepted.check_names({*now, *(was or {})})
@@ -194,15 +195,15 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-  """A run whose data and checkpoints were found and checked.
+  """Run with its data and checkpoints found and checked.
 
   Attributes:
     trainer: the configuration.
-    data: what is trained on. evaluation: what is evaluated on at the end, if anything.
-    restore_step: step of the checkpoint to resume from; None to start.
-    run_name: of the run that model_dir is of, or is to be.
-    accept_changes: as `Trainer.prepare` got them.
-    newly_accepted: the changes that this run goes on with and no earlier start did.
+    data: data of training. evaluation: data of the evaluation at the end, or None.
+    restore_step: step of the checkpoint to resume from; None to start at step 0.
+    run_name: name of the run in model_dir.
+    accept_changes: see `Trainer.prepare`.
+    newly_accepted: changes that are accepted for the first time.
   """
 
   trainer: Trainer
@@ -216,14 +217,14 @@ class PreparedRun:
   def run(
     self, termination: Termination | None = None, *, started: Callable[[], None] = lambda: None
   ) -> dict[str, float]:
-    """Trains to the end; returns the evaluation's metrics.
+    """Train to the end; return the evaluation's metrics.
 
     Args:
-      termination: asked after each step; None where nobody can ask for it.
-      started: called when the state is there, before the first step.
+      termination: read after each step; None if nothing handles signals.
+      started: called before the first step, when the state is initialized or restored.
 
     Raises:
-      AnystepError: 75 `preempted` after a committed checkpoint, where that was asked for.
+      AnystepError: 75 `preempted` after SIGTERM and a committed checkpoint.
     """
     trainer, data = self.trainer, self.data
     termination = termination or Termination()
@@ -254,7 +255,7 @@ class PreparedRun:
         if error.code != ExitCode.DATA:
           raise
         report_unreadable(self.restore_step, error)
-        # The data's state too is that of the checkpoint that is restored.
+        # An earlier checkpoint has another data state too.
         return self._before(self.restore_step).run(termination, started=started)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
       print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
@@ -270,14 +271,14 @@ class PreparedRun:
         rows = stream.rows_at(step)
         batch = global_batch(next(stream), sharding, rows, len(rows))
         state, metrics = train_step(state, batch)
-        # From the first step on there is something to save.
+        # After the first step there is something to save.
         termination.defer()
-        # A step is reported when the next one runs: reading its loss any sooner would leave the device idle.
+        # A step is reported while the next one runs: waiting for its loss would leave the device idle.
         reporter.report_before(step, batch, metrics)
         done = step + 1
         period_ends = done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps
         if period_ends or termination.requested:
-          # The log must say all that a checkpoint contains before the checkpoint counts.
+          # The log must contain all steps of a checkpoint before the checkpoint counts.
           reporter.flush()
           save_checkpoint(
             trainer.model_dir, state, data=data.state, run=self.run_name, trained_with=trained_with
@@ -289,15 +290,15 @@ class PreparedRun:
     if self.evaluation is None:
       return {}
     results = evaluate(trainer.model, state.params, self.evaluation, mesh)
-    _show(results, self.evaluation.dataset, trainer)
+    _report_evaluation(results, self.evaluation.dataset, trainer)
     return results
 
   def _before(self, step: int) -> PreparedRun:
-    """The run from the checkpoint before a step's, whose arrays could not be restored."""
+    """Return the run from an earlier checkpoint, because this step's arrays could not be restored."""
     return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
 
   def _record(self, start_step: int) -> None:
-    """Makes model_dir this run's, and says there what it goes on with from a step."""
+    """Record in model_dir the run's name, its newly accepted changes and its data."""
     model_dir = self.trainer.model_dir
     if read_run(model_dir) is None:
       write_run(model_dir, self.run_name)
@@ -308,13 +309,13 @@ class PreparedRun:
 def _accept_run(
   checkpoint: Checkpoint | None, run: str | None, run_name: str, accepted: AcceptedChanges
 ) -> list[Change]:
-  """Refuses a checkpoint of another run; returns the change where it is accepted for the first time.
+  """Refuse a checkpoint of another run; return the change if it is accepted for the first time.
 
   Args:
-    checkpoint: the newest.
-    run: that the directory is of; None where it has no name yet.
-    run_name: the name that it has, or is to have.
-    accepted: what is, and was, accepted.
+    checkpoint: the newest one.
+    run: name of the directory's run; None if it has none yet.
+    run_name: `run`, or the new name that the directory gets.
+    accepted: changes accepted now and before.
   """
   if checkpoint is None:
     return []
@@ -335,7 +336,7 @@ def _accept_run(
 
 
 def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
-  """Refuses a model whose vocabulary is not the tasks', or that has fewer ids than it."""
+  """Refuse a model whose vocabulary is not the tasks', or has fewer ids than theirs."""
   vocabularies = {"inputs": model.input_vocabulary, "targets": model.output_vocabulary}
   features = [
     (task, name, task.output_features[name].vocabulary)
@@ -366,9 +367,9 @@ def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
       )
 
 
-def _show(results: Mapping[str, float], evaluation: RunDataset, trainer: Trainer) -> None:
-  """Prints the evaluation as a table and hands it to TensorBoard."""
-  name, split = evaluation.task.name, evaluation.config.split
+def _report_evaluation(results: Mapping[str, float], evaluation: RunDataset, trainer: Trainer) -> None:
+  """Print the evaluation as a table, and write it for TensorBoard."""
+  name, split = only_task(evaluation).name, evaluation.config.split
   print(f"{name}, {split}, teacher-forced, after {trainer.total_steps:,} steps:")
   table = Table()
   table.add_column("metric")

@@ -23,7 +23,7 @@ from anystep.features.ragged import Ragged
 from anystep.plans.plan import PADDING_TASK
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.tasks.seqio_api.converters import native_converter
-from anystep.tasks.seqio_api.deterministic_task import CachedTasks
+from anystep.tasks.seqio_api.deterministic_task import open_cached_tasks
 from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
 
 BATCH_SIZE = 8
@@ -246,14 +246,14 @@ def examples_of(batch):
 
 def check_mixture(mixture):
   """Steps at the mixture's own rates: each row, packed or not, is its task's row."""
-  cached = CachedTasks.open(mixture, "train", LENGTHS)
+  cached = open_cached_tasks(mixture, "train", LENGTHS)
   expected = {name: seqio_split(name, "train") for name in cached.caches}
-  plan = cached.start_plan(batch_size=BATCH_SIZE, shuffle=True, seed=0, num_epochs=None)
+  plan = cached.start_plan(batch_size=BATCH_SIZE)
   (segment,) = plan.segments
   rates = {name: mixture.get_rate(seqio.TaskRegistry.get(name)) for name in cached.caches}
   assert {name: float(task.rate) for name, task in segment.tasks.items()} == rates
   converter = native_converter(seqio.EncDecFeatureConverter(pack=False))
-  with cached.open_stream(plan, slice(None), converter) as stream:
+  with cached.open_stream(plan, slice(None), feature_converter=converter) as stream:
     for step in range(MIXTURE_STEPS):
       planned, batch = plan.batch(step), stream.batch(step)
       for row in range(BATCH_SIZE):
@@ -262,8 +262,8 @@ def check_mixture(mixture):
         if planned.epoch[row] == 0:
           found = {key: feature[row] for key, feature in batch.items()}
           check_same(found, expected[name].rows[unit], drawn=drawn)
-  plan = cached.start_plan(batch_size=BATCH_SIZE, shuffle=True, seed=0, num_epochs=None, packing="greedy")
-  with cached.open_stream(plan, slice(None), converter) as stream:
+  plan = cached.start_plan(batch_size=BATCH_SIZE, packing="greedy")
+  with cached.open_stream(plan, slice(None), feature_converter=converter) as stream:
     for step in range(MIXTURE_STEPS):
       planned, batch = plan.batch(step), stream.batch(step)
       for row in range(BATCH_SIZE):

@@ -46,18 +46,18 @@ def test_a_run_that_starts_knows_them(run, capfd):
 def test_a_run_whose_plan_does_not_know_them_goes_on_with_a_line_and_knows(run, dataset, converter, capfd):
   before = with_transforms(run.data.plan, None)
   capfd.readouterr()
-  state = dataset.run_state((3, before))
-  assert state == before
-  again = dataset.under(state, converter)
+  order = dataset.run_order((3, before))
+  assert order.state == before
+  again = order.open(converter)
   assert again.plan.to_json() == run.data.plan.to_json()
   (line,) = [line for line in capfd.readouterr().err.splitlines() if "go through" in line]
   assert line.startswith(f"the plan does not say what examples of {tiny_tasks.NAME} go through")
 
 
 def test_a_run_that_resumes_with_others_is_refused(run, dataset, converter):
-  state = dataset.run_state((3, with_transforms(run.data.plan, OTHER)))
+  order = dataset.run_order((3, with_transforms(run.data.plan, OTHER)))
   with pytest.raises(AnystepError) as refused:
-    dataset.under(state, converter)
+    order.open(converter)
   assert (refused.value.code, refused.value.kind) == (76, "plan_transforms")
   assert refused.value.fields["expected"] == OTHER
   assert refused.value.fields["got"] == run.data.plan.tasks[tiny_tasks.NAME].transforms
@@ -68,14 +68,14 @@ def test_a_plan_that_is_named_and_does_not_know_them_takes_them_of_the_checkpoin
   run, dataset, tmp_path, known
 ):
   named = with_file(dataset, with_transforms(run.data.plan, None), tmp_path / "plan.json")
-  state = named.run_state((3, with_transforms(run.data.plan, known)))
-  assert state.tasks[tiny_tasks.NAME].transforms == known
+  order = named.run_order((3, with_transforms(run.data.plan, known)))
+  assert order.state.tasks[tiny_tasks.NAME].transforms == known
 
 
 def test_a_plan_that_is_named_and_knows_others_than_the_checkpoint_is_refused(run, dataset, tmp_path):
   named = with_file(dataset, run.data.plan, tmp_path / "plan.json")
   with pytest.raises(AnystepError) as refused:
-    named.run_state((3, with_transforms(run.data.plan, OTHER)))
+    named.run_order((3, with_transforms(run.data.plan, OTHER)))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
   assert refused.value.fields["field"] == f"tasks.{tiny_tasks.NAME}.transforms"
   assert refused.value.fields["expected"] == OTHER

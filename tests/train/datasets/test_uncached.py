@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_goes_on_with_the_data_begun_anew_and_says_so(
 def test_a_run_with_a_plan_does_not_go_on_without_one(command, data):
   plan = main.prepare(command()).data.state
   with pytest.raises(AnystepError) as refused:
-    data().dataset.run_state((3, plan))
+    data().dataset.run_order((3, plan))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
   assert refused.value.fields["expected"] == "with a plan of its examples"
 
