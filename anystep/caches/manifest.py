@@ -1,4 +1,4 @@
-"""The manifest: what a split of a cache consists of, to the byte (docs/order.md#files-of-a-cache)."""
+"""The manifest: files, features and origin of a split, to the byte (docs/order.md#files-of-a-cache)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ AS_IS = "as_is"
 class FileEntry:
   """A file of the cache. `records` is its number of records, of a table its rows, else 1.
 
-  Names are those of files in the task's directory. Only records in layout `as_is` stand elsewhere: their
-  names are relative to the caches' root, and `names.record_path` makes paths of them.
+  Files are in the task's directory. Only records in layout `as_is` are elsewhere: their names are relative to
+  the caches' root, and `names.record_path` makes paths of them.
   """
 
   name: str
@@ -62,7 +62,7 @@ class FileEntry:
 
   @classmethod
   def of(cls, name: str, records: int, content: builtins.bytes) -> FileEntry:
-    """Describes a file from its content."""
+    """Return the entry of a file with this content."""
     return cls(
       name=name,
       records=records,
@@ -80,7 +80,7 @@ class FileEntry:
     records: int,
     see: Callable[[builtins.bytes], object] = lambda piece: None,
   ) -> FileEntry:
-    """Describes a file of any size; `see` is called with each piece of it, 16 MiB but the last."""
+    """Return the entry of a file of any size; `see` is called with each piece, 16 MiB except the last one."""
     digest, size, head = hashlib.sha256(), 0, b""
     with epath.Path(path).open("rb") as file:
       while content := file.read(_HASHED_BYTES):
@@ -99,7 +99,7 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceShard:
-  """A shard of the task's source: its name and how many examples came of it."""
+  """A shard of the task's source: its name and the number of its examples in the split."""
 
   name: str
   examples: int
@@ -110,7 +110,10 @@ class SourceShard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-  """What decided the cached examples; a difference in `reader` is refused, in `provenance` a warning."""
+  """Settings that decided the cached examples.
+
+  Readers refuse a difference in `reader`; a difference in `provenance` is a warning.
+  """
 
   reader: Mapping[str, Any]
   provenance: Mapping[str, Any]
@@ -124,7 +127,7 @@ class Fingerprint:
 
   @property
   def reader_sha256(self) -> str:
-    """Names the reader part: sha256 of its canonical JSON."""
+    """The reader part's name: sha256 of its canonical JSON."""
     return hashlib.sha256(canonical_json(self.reader).encode()).hexdigest()
 
 
@@ -137,8 +140,8 @@ class Manifest:
       `as_is`: shards are files that were there before, and the index counts records through them in order.
     seed: the preshuffle's; 0 in layout `as_is`.
     num_examples: N. num_shards: S. block_records: g, in layout `as_is` the files' own group size.
-    container: `array_record` or `tfrecord`, in layout `as_is` `parquet` too; container_options: what its
-      writer was told.
+    container: `array_record` or `tfrecord`, in layout `as_is` `parquet` too; container_options: the
+      options of its writer.
     cache_at: `placeholder` or `end`; task_feature_lengths: the lengths that `end` was cached for.
     features: every cached feature by name.
     record_files: one per shard, in shard order.
@@ -220,7 +223,7 @@ class Manifest:
       "files.records": sum(records for _, records in shards) == self.num_examples,
       "files.descriptions": not self.description_files,
       "source_shards": [(shard.name, shard.examples) for shard in self.source_shards] == shards,
-      # No job ran that would have shuffled, drawn, cut or trimmed.
+      # No job ran that could have shuffled, drawn, split into ranges or trimmed.
       "seed": self.seed == 0,
       "base_seed": self.base_seed == 0,
       "range_examples": self.range_examples is None,
@@ -228,7 +231,7 @@ class Manifest:
     }
 
   def _of_shards(self, files: Sequence[FileEntry], name_of: Callable[[str, int, int], str]) -> bool:
-    """Whether the files are the shards', by name and records."""
+    """Return whether names and records of the files are those of the shards."""
     expected = [
       (name_of(self.split, shard, self.num_shards), file.records)
       for shard, file in enumerate(self.record_files)
@@ -236,7 +239,7 @@ class Manifest:
     return [(file.name, file.records) for file in files] == expected
 
   def _offsets_are_of_shards(self) -> bool:
-    """Whether offsets are the shards', by name and rows; those of Parquet have a row for each part."""
+    """Return whether offsets files are those of the shards; for Parquet they have a row for each part."""
     expected = [
       (
         names.offsets_name(self.split, shard, self.num_shards, container=self.container),
@@ -258,7 +261,7 @@ class Manifest:
 
   @property
   def bad_examples(self) -> int:
-    """How many examples were left out because they were bad."""
+    """Number of examples that were left out because they were bad."""
     return sum(file.records for file in self.description_files[2:])
 
   @property
@@ -268,11 +271,11 @@ class Manifest:
 
   @property
   def files(self) -> list[FileEntry]:
-    """All files that the manifest vouches for."""
+    """All files of the split, except the manifest itself."""
     return [*self.record_files, *self.lengths_files, *self.offsets_files, *self.description_files]
 
   def to_json(self) -> str:
-    """The manifest file's text: the same bytes for the same manifest."""
+    """Return the manifest file's text: the same bytes for the same manifest."""
     return canonical_json(self._document(), indent=1) + "\n"
 
   def _document(self) -> dict[str, Any]:
@@ -286,7 +289,7 @@ class Manifest:
       "lengths": self.lengths_files,
       "descriptions": self.description_files,
     }
-    # Other containers need no offsets, and their manifests are older than the word.
+    # Manifests of other containers, which need no offsets, were fixed before offsets were added.
     if self.has_offsets:
       files["offsets"] = self.offsets_files
     return {
@@ -306,17 +309,17 @@ class Manifest:
 
   @classmethod
   def from_json(cls, text: str | bytes, *, path: object = "manifest") -> Manifest:
-    """Reads and checks a manifest.
+    """Return the manifest of a text, checked.
 
     Raises:
       AnystepError: 65 `manifest_version` or `manifest_invalid`.
     """
     try:
       document = parse_json(text)
-      found = (document["format"], document["format_version"], document["order_version"])
-      if found == (FORMAT, FORMAT_VERSION, ORDER_VERSION):
+      versions = (document["format"], document["format_version"], document["order_version"])
+      if versions == (FORMAT, FORMAT_VERSION, ORDER_VERSION):
         manifest = cls._from_document(document)
-        # Nothing that the file says may go unread.
+        # No part of the file may be ignored.
         if canonical_json(manifest._document()) != canonical_json(document):
           raise ValueError("it says more than a manifest does, or says it otherwise")
         return manifest
@@ -328,7 +331,7 @@ class Manifest:
       "manifest_version",
       path=path,
       expected=(FORMAT, FORMAT_VERSION, ORDER_VERSION),
-      got=found,
+      got=versions,
       fix="read the cache with the anystep version that wrote it, or cache the task again",
     )
 
@@ -380,7 +383,7 @@ def _refuse(checks: Mapping[str, bool]) -> None:
 
 
 def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:
-  """Records of each shard when example i is in shard i mod S: `(S,) int64`.
+  """Return the records of each shard if example i is in shard i mod S: `(S,) int64`.
 
   >>> shard_sizes(10, 4)
   array([3, 3, 2, 2])
@@ -389,5 +392,5 @@ def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:
 
 
 def default_num_shards(num_examples: int, block_records: int) -> int:
-  """S where nobody chose it: 64, and 1 for a split that would not fill one block a shard."""
+  """Return the default S: 64, and 1 for a split that would not fill one block in each shard."""
   return 64 if num_examples >= 64 * block_records else 1

@@ -1,4 +1,4 @@
-"""What a process holds to read caches: open files and records read ahead, within budgets of both."""
+"""Pool of open files and records read ahead that caches and streams share, with a budget for each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from anystep.containers.containers import BlockReader
 from anystep.forks import start_anew_in_children
 
 DEFAULT_BUDGET_BYTES = 1 << 30
-# What Python holds of a record besides its bytes: an object's head and a place in a list.
+# Memory of a record besides its bytes: an object's head and an entry in a list.
 _RECORD_OVERHEAD_BYTES = 48
-# The share of the budget that indexes of open files may take.
+# Indexes of open files may take this part of the budget: a quarter.
 _INDEX_SHARE = 4
 
 
 def default_open_files() -> int:
-  """Half of what the process may open; the rest is for others."""
+  """Return half of the number of files that the process may open; the rest is for other uses."""
   soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return 4096 if soft_limit == resource.RLIM_INFINITY else max(soft_limit // 2, 8)
 
@@ -27,8 +27,8 @@ def default_open_files() -> int:
 class ReadPool:
   """Open files and held records of all caches and streams that share it.
 
-  What was not used for longest goes first. Nothing depends on the pool but speed: what it let go is read
-  again.
+  The entry that was not used for the longest time is dropped first. Only speed depends on the pool: what it
+  dropped is read again.
 
   Args:
     budget_bytes: for held records and the indexes of open files together.
@@ -47,7 +47,7 @@ class ReadPool:
     start_anew_in_children(self)
 
   def start_anew(self) -> None:
-    """Forgets open files and held records without touching them, as a forked process must."""
+    """Forget open files and held records without touching them, as a forked process must."""
     self.lock = threading.RLock()
     self._readers: collections.OrderedDict[Hashable, BlockReader] = collections.OrderedDict()
     self._index_bytes = 0
@@ -56,16 +56,16 @@ class ReadPool:
 
   @property
   def used_bytes(self) -> int:
-    """What is held now."""
+    """Bytes that are held now."""
     return self._held_bytes + self._index_bytes
 
   def reader(self, key: Hashable, open_reader: Callable[[], BlockReader]) -> BlockReader:
-    """The open reader of a file; to be used under the pool's lock, for another may close it."""
+    """Return the open reader of a file. Use it under the pool's lock: another thread may close it."""
     with self.lock:
       if key in self._readers:
         self._readers.move_to_end(key)
         return self._readers[key]
-      # Room is made first: a process at its limit could not open one more.
+      # Close files first: a process at its limit could not open one more.
       while len(self._readers) >= self.open_files:
         self._close_oldest()
       reader = open_reader()
@@ -81,7 +81,7 @@ class ReadPool:
       return reader
 
   def close_reader(self, key: Hashable) -> None:
-    """Closes a file, if it is open."""
+    """Close a file, if it is open."""
     with self.lock:
       try:
         reader = self._readers.pop(key, None)
@@ -96,7 +96,7 @@ class ReadPool:
     self.close_reader(next(iter(self._readers)))
 
   def get(self, key: Hashable) -> Any:
-    """What is held under a key; None where nothing is."""
+    """Return the value that is held under a key; None where there is none."""
     with self.lock:
       held = self._held.get(key)
       if held is None:
@@ -105,7 +105,7 @@ class ReadPool:
       return held[0]
 
   def hold(self, key: Hashable, value: Any, size_bytes: int) -> None:
-    """Holds a value until it is dropped or the budget needs its room."""
+    """Hold a value until it is dropped or the budget needs its room."""
     with self.lock:
       try:
         self.drop(key)
@@ -121,7 +121,7 @@ class ReadPool:
       self.drop(next(iter(self._held)))
 
   def drop(self, key: Hashable) -> None:
-    """Lets go of what is held under a key, if anything is."""
+    """Drop the value that is held under a key, if there is one."""
     with self.lock:
       try:
         _, size_bytes = self._held.pop(key, (None, 0))
@@ -131,19 +131,19 @@ class ReadPool:
         raise
 
   def _count_anew(self) -> None:
-    """Counts what there is, after an interrupt that may have come between a change and its count."""
+    """Count all bytes again, after an interrupt that may have come between a change and its count."""
     self._held_bytes = sum(size_bytes for _, size_bytes in self._held.values())
     self._index_bytes = sum(reader.index_bytes for reader in self._readers.values())
 
   def drop_where(self, wanted: Callable[[Any], bool]) -> None:
-    """Lets go of everything whose key is wanted."""
+    """Drop every value whose key is wanted."""
     with self.lock:
       for key in [key for key in self._held if wanted(key)]:
         self.drop(key)
 
 
 def held_bytes(records: Sequence[bytes]) -> int:
-  """The memory that records take."""
+  """Return the memory that records take."""
   return sum(map(len, records)) + _RECORD_OVERHEAD_BYTES * len(records)
 
 
@@ -151,6 +151,6 @@ _pools: dict[str, ReadPool] = {}
 
 
 def process_pool() -> ReadPool:
-  """The pool of everything in this process that is given no other."""
-  # Not under a lock, which a process that is forked meanwhile would find taken.
+  """Return the pool that caches of this process use by default."""
+  # Without a lock: a process that is forked meanwhile would find it taken for ever.
   return _pools.get("process") or _pools.setdefault("process", ReadPool())

@@ -1,4 +1,4 @@
 """Unit tables: which records make each unit, where units are not simply a cache's records.
 
-Found by surveys, kept in files beside the cache. The order of units is the plan's.
+Surveys make them, and files beside the cache keep them. The order of units is the plan's.
 """

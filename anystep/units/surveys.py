@@ -1,4 +1,4 @@
-"""Finds units, by arithmetic on lengths or by running the transforms (docs/order.md#unit-tables)."""
+"""Surveys of units: arithmetic on lengths, or a pass that runs the transforms (docs/order.md#unit-tables)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SURVEYED_RECORDS = 1024
 
 
 def needs_unit_table(transform: Transform | None, packing: PackingPolicy) -> bool:
-  """Whether a task's units are other than its cache's records."""
+  """Return whether a task's units are not simply its cache's records."""
   return packing is not PackingPolicy.NONE or (transform is not None and transform.may_drop)
 
 
@@ -43,10 +43,10 @@ def table_made_for(
   packing: PackingPolicy,
   feature_lengths: Mapping[str, int],
 ) -> dict[str, Any]:
-  """What decides a table, as JSON.
+  """Return everything from which a table follows, as JSON.
 
   Raises:
-    AnystepError: as `identity_of`: no other process would find the table.
+    AnystepError: as `identity_of`, for without an identity no other process would find the table.
   """
   return {
     "version": TABLE_VERSION,
@@ -66,10 +66,10 @@ def make_unit_table(
   packing: PackingPolicy,
   feature_lengths: Mapping[str, int],
 ) -> UnitTable:
-  """The table of a cache's units: that made before, or one made now, which has the same bytes anywhere.
+  """Return the table of a cache's units: one that is there, or a new one with the same bytes everywhere.
 
-  By arithmetic on the cache's lengths files where the transform at most cuts and appends, else by one pass
-  that runs it; several shards at a time, with a progress line.
+  A new one needs only arithmetic on the cache's lengths files where the transform at most cuts and appends,
+  else one pass that runs it. Several shards are read at a time, with a progress line.
 
   Raises:
     AnystepError: 78 `packing_features` where there is nothing to pack, `unit_random` where a draw decides
@@ -80,7 +80,7 @@ def make_unit_table(
   table = open_unit_table(cache, table_key(made_for))
   if table is None:
     survey = _Survey(cache, transform, packing=packing, feature_lengths=feature_lengths)
-    # Closed before a failure to write is told, the progress line does not come after it.
+    # Closed first, so that the progress line does not come after the error of a failed write.
     with contextlib.closing(survey.shards()) as shards:
       table = write_unit_table(cache, made_for, survey.features, shards)
   if not table.num_units:
@@ -149,7 +149,7 @@ class _Survey:
     return features
 
   def shards(self) -> Generator[ShardUnits, None, None]:
-    """Each shard's units, in shard order."""
+    """Yield the units of each shard, in shard order."""
     m = self._cache.manifest
     done = units = 0
     tokens = np.zeros(len(self.features), np.int64)
@@ -183,14 +183,14 @@ class _Survey:
     return ShardUnits(starts, kept[records], lengths[records])
 
   def _chunks(self, shard: int) -> Iterator[tuple[Batch, np.ndarray]]:
-    """What becomes of the shard's records, some at a time, and the places of those that are kept."""
+    """Yield the shard's records after the transform, some at a time, and places of those that are kept."""
     num_records = int(self._cache.manifest.shard_records[shard])
     for start in range(0, num_records, self._chunk_records):
       yield self._surveyed(shard, np.arange(start, min(start + self._chunk_records, num_records)))
 
   @cached_property
   def _chunk_records(self) -> int:
-    """Whole blocks."""
+    """Number of records of a chunk: whole blocks."""
     block_records = self._cache.manifest.block_records
     return max(_SURVEYED_RECORDS // block_records, 1) * block_records
 
@@ -210,7 +210,7 @@ class _Survey:
     return kept_batch, places[kept]
 
   def _check_same(self, batch: Batch, kept: np.ndarray, other_batch: Batch, other_kept: np.ndarray) -> None:
-    """Refuses draws that decide what is kept, or a length."""
+    """Refuse random draws that decide which examples are kept, or a length."""
     same = np.array_equal(kept, other_kept)
     if same and self._packing is not PackingPolicy.NONE:
       names = [name for name in self._feature_lengths if isinstance(batch.get(name), Ragged)]
@@ -227,9 +227,9 @@ class _Survey:
       )
 
   def _cut_lengths(self, batch: Batch, names: Sequence[str], num_records: int) -> np.ndarray:
-    """Lengths of sequences as far as rows hold them, `(records, names) int64`."""
+    """Return lengths of sequences, cut to those of rows: `(records, names) int64`."""
     lengths = np.zeros((num_records, len(names)), np.int64)
-    # Of no examples a transform may make no features.
+    # Without examples a transform may make no features.
     for column, name in enumerate(names if num_records else []):
       feature = batch[name]
       assert isinstance(feature, Ragged)

@@ -1,4 +1,4 @@
-"""Files of unit tables: compared with what was written whenever they are read, and never mapped."""
+"""Files of unit tables: every read is compared with checksums, and no file is mapped into memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anystep.files.input_files import open_file
 
 REMAKE_DIRECTORY = "remove the directory: the table is made anew, identically, when it is needed"
 _PART_WORDS = PART_BYTES // 4
-# Parts that are read in one piece, whether all of them are wanted or not.
+# Up to so many parts are read in one piece, even if some in between are not wanted.
 _MAX_SPAN_PARTS = 4
 _PARTS_AT_A_TIME = 64
 
@@ -27,15 +27,15 @@ _PARTS_AT_A_TIME = 64
 class UnitTableFile:
   """One shard's part of a unit table: an npy file of `uint32` words.
 
-  When it is opened all of it is read once and compared with its sha256. What is kept is a checksum of every
-  64 KiB, with which every later read is compared; the parts themselves are held as long as the pool has room.
-  So a file that is replaced, changed or cut afterwards is an error, never other units.
+  Opening it reads the whole file once and compares it with its sha256. A checksum of every 64 KiB stays in
+  memory, and every later read is compared with it; the pool holds the parts as long as it has room. So a file
+  that is replaced, changed or cut afterwards is an error, never other units.
 
   Args:
-    path: where it lies.
-    file: what it was when it was written.
-    num_words: how many words it has.
-    pool: holds parts of it. key: what the pool knows it by, nobody else.
+    path: the file.
+    file: its entry, from when it was written.
+    num_words: number of its words.
+    pool: holds parts of it. key: begins the pool's keys; no other object has it.
 
   Raises:
     AnystepError: 65 `file_missing`, `file_changed`, `unit_table_invalid`; 74 `shard_unreadable`.
@@ -63,7 +63,7 @@ class UnitTableFile:
     self._num_words = num_words
 
   def take(self, places: np.ndarray) -> np.ndarray:
-    """The words at some places, `(places,) int64`."""
+    """Return the words at some places, `(places,) int64`."""
     if not places.size:
       return np.zeros(0, np.int64)
     words = places + self._header_words
@@ -104,7 +104,7 @@ class UnitTableFile:
     return words
 
   def _pieces(self, part: int, *, parts_at_a_time: int = _PARTS_AT_A_TIME) -> Iterator[bytes]:
-    """The file from a part on, some whole parts at a time."""
+    """Yield the file from a part on, some whole parts at a time."""
     try:
       with open_file(self._path) as file:
         file.seek(part * PART_BYTES)
@@ -118,7 +118,7 @@ class UnitTableFile:
       raise unreadable(str(self._path), error) from error
 
   def _check(self, content: bytes, first_part: int) -> None:
-    """Compares parts with those that were there when the file was opened."""
+    """Compare parts with the checksums from when the file was opened."""
     for k, start in enumerate(range(0, max(len(content), 1), PART_BYTES)):
       found = checksum(content[start : start + PART_BYTES])
       expected = int(self._checksums[first_part + k]) if first_part + k < len(self._checksums) else None
@@ -132,12 +132,12 @@ class UnitTableFile:
 
 
 def table_invalid(path: epath.Path, error: Exception) -> AnystepError:
-  """A file of a table that is what its sha256 says, and no file of a table."""
+  """Return the error for a file that has its sha256, but is not a table's."""
   return invalid_file("unit_table_invalid", error, path=path, fix=REMAKE_DIRECTORY)
 
 
 def _header(head: bytes) -> tuple[int, object]:
-  """How long the header of an npy file is, and (shape, dtype); its error's text where it has none."""
+  """Return the bytes of an npy file's header and (shape, dtype); instead of these, the text of an error."""
   file = io.BytesIO(head)
   try:
     np.lib.format.read_magic(file)

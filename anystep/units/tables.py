@@ -28,7 +28,6 @@ from anystep.units.table_files import UnitTableFile, table_invalid
 
 TABLE_VERSION = 1
 _owners = itertools.count()
-# Its name does not tell what a transform's functions call: only started anew, a plan would find it again.
 
 
 class Members(NamedTuple):
@@ -46,15 +45,15 @@ class Members(NamedTuple):
 
 
 class UnitTable:
-  """The units of a task's cache under a packing policy, after what may drop examples or change lengths.
+  """The units of a task's cache under a packing policy, after transforms that may drop examples.
 
-  Made by `unit_surveys.make_unit_table`, found by `find_unit_table`. A shard's file is compared with what was
-  written when one of its units is first asked for, and whatever is read of it later too; see `UnitTableFile`.
+  Made by `surveys.make_unit_table`, found by `find_unit_table`. A shard's file is compared with its sha256
+  when one of its units is first asked for, and every later read is compared too; see `UnitTableFile`.
 
   Attributes:
-    directory: where it lies.
-    sha256: names it: sha256 of its `units.json`.
-    made_for: what decides it: manifest, transforms, feature lengths, policy.
+    directory: the table's.
+    sha256: of its `units.json`; plans name the table by it.
+    made_for: manifest, transforms, feature lengths and policy, from which the table follows.
     features: names of the features that are packed, the columns of `Members.lengths`, sorted.
     num_examples: N, the cache's examples, kept or dropped.
     real_tokens: by packed feature, tokens in all units together.
@@ -95,7 +94,7 @@ class UnitTable:
     start_anew_in_children(self)
 
   def start_anew(self) -> None:
-    """Makes a new lock, as a forked process must."""
+    """Make a new lock, as a forked process must."""
     self._lock = threading.Lock()
 
   def __reduce__(self):
@@ -108,18 +107,18 @@ class UnitTable:
     return int(self.shard_units.sum())
 
   def fill(self, feature_lengths: Mapping[str, int]) -> dict[str, float]:
-    """By packed feature, the share of its rows' tokens that are real."""
+    """Return the share of a row's tokens that are real, on average, by packed feature."""
     return {name: self.real_tokens[name] / (feature_lengths[name] * self.num_units) for name in self.features}
 
   def members(self, shard: int, places: np.ndarray) -> Members:
-    """The records of a shard's units.
+    """Return the records of a shard's units.
 
     Args:
       shard: the shard.
       places: the units' places in it, `(units,) int64`.
 
     Raises:
-      AnystepError: 65 `file_missing`, `file_changed` where the table is not what was written.
+      AnystepError: 65 `file_missing`, `file_changed` where the table's file is not as it was written.
     """
     file = self._shard(shard)
     records_start = int(self.shard_units[shard]) + 1
@@ -133,12 +132,12 @@ class UnitTable:
     return Members(counts, file.take(records_start + entries), lengths)
 
   def kept(self, shard: int) -> np.ndarray:
-    """Places of the shard's records that are in some unit, `(records,)`, in no order."""
+    """Return places of the shard's records that are in some unit, `(records,)`, in no order."""
     start = int(self.shard_units[shard]) + 1
     return self._shard(shard).all(start, start + int(self.shard_records[shard]))
 
   def unit_of(self, shard: int, record: int) -> int | None:
-    """The place of the unit that has a record of the shard; None for a record that is dropped."""
+    """Return the place of the unit that has a record of the shard; None for a record that is dropped."""
     (entries,) = np.nonzero(self.kept(shard) == record)
     if not len(entries):
       return None
@@ -146,7 +145,7 @@ class UnitTable:
     return int(np.searchsorted(starts, entries[0], side="right")) - 1
 
   def let_go(self) -> None:
-    """Lets go of what is held; it is read again where it is asked for."""
+    """Drop what the pool holds of the table; it is read again where it is asked for."""
     self._pool.drop_where(lambda key: key[0] == self._owner)
 
   def _shard(self, shard: int) -> UnitTableFile:
@@ -162,7 +161,7 @@ class UnitTable:
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """The numbers of several ranges, one after the other: `(sum of counts,) int64`.
+  """Return the numbers of several ranges, one after the other: `(sum of counts,) int64`.
 
   >>> ranges(np.array([7, 2]), np.array([1, 3]))
   array([7, 2, 3, 4])
@@ -184,7 +183,7 @@ class ShardUnits:
   lengths: np.ndarray
 
   def to_bytes(self) -> bytes:
-    """The file: one array, `uint32`, of starts, records and lengths one after the other."""
+    """Return the file: one `uint32` array of starts, records and lengths, one after the other."""
     joined = np.concatenate([self.starts, self.records, self.lengths.reshape(-1)]).astype(np.uint32)
     file = io.BytesIO()
     np.save(file, joined, allow_pickle=False)
@@ -192,12 +191,12 @@ class ShardUnits:
 
 
 def table_key(made_for: Mapping[str, Any]) -> str:
-  """The name of a table's directory: sha256 of what decides it."""
+  """Return the name of a table's directory: sha256 of `made_for`."""
   return hashlib.sha256(canonical_json(made_for).encode()).hexdigest()
 
 
 def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
-  """The table of that key, beside the cache or in the user's folder; None where there is none.
+  """Return the table of a key, beside the cache or in the user's folder; None where there is none.
 
   Raises:
     AnystepError: 65 `unit_table_invalid`.
@@ -210,7 +209,7 @@ def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
 
 
 def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
-  """The table that a plan names by its sha256, whatever it was made for; None where there is none.
+  """Return the table that a plan names by its sha256, whatever it was made for; None where there is none.
 
   Raises:
     AnystepError: 65 `unit_table_invalid`.
@@ -225,7 +224,7 @@ def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
 def write_unit_table(
   cache: Cache, made_for: Mapping[str, Any], features: Sequence[str], shards: Iterable[ShardUnits]
 ) -> UnitTable:
-  """Stores a table, shard by shard, beside the cache, or in the user's folder where that cannot be written.
+  """Write a table, shard by shard, beside the cache, or in the user's folder where that cannot be written.
 
   Several processes may write the same table at once: each file appears whole, the header last.
 
@@ -289,7 +288,7 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
 
 
 def _roots(cache: Cache) -> Iterator[epath.Path]:
-  """Where tables of a cache lie, the first choice first."""
+  """Yield the directories for tables of a cache, the preferred one first."""
   yield cache.directory / "units"
   home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
   yield epath.Path(home) / "anystep" / "units"
