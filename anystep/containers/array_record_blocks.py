@@ -1,7 +1,7 @@
-"""ArrayRecord files whose chunks are a cache's blocks, read by ranges of bytes.
+"""ArrayRecord files whose chunks are a cache's blocks, read by ranges of bytes. Needs numba.
 
-array_record's own reader keeps threads, and locks that a fork copies as they are: after one record was read,
-a forked process crashed or hung. What the cache job writes is read here instead, in any process. Needs numba.
+array_record's own reader keeps threads and locks, which a fork copies in any state: once a process had read a
+record, its forked children crashed or hung. This reader reads files of the cache job in any process.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from anystep.containers.file_ranges import (
   FileRanges,
   FileStamp,
   block_range,
+  check_places,
   corrupt,
-  inside,
   unreadable,
   wrong_records,
 )
 from anystep.containers.riegeli_chunks import BLOCK_BYTES, ChunkError, SimpleChunk, read_chunk, read_varint
 from anystep.containers.riegeli_loops import read_footers
 
-# The last block of a file says where the footer is, in less than this.
+# The file's last block begins with the footer's offset, in fewer bytes than this.
 _POSTSCRIPT_BYTES = 1 << 10
-# What compresses the chunks that are read here, as writers' options name it.
+# Compressions of the chunks that are read here, as writers' options name them.
 _READ_HERE = (b"uncompressed", b"zstd:")
 _MAGIC = 0x71930E704FDAE05E
 _VERSION_READ = 1
@@ -42,13 +42,13 @@ class ArrayRecordBlocks:
   """A `BlockReader` of an ArrayRecord file, each of whose chunks is a block.
 
   Args:
-    path: what errors call it.
-    ranges: the file; closed with the reader, and where it is refused.
-    num_records: what the manifest says it holds.
+    path: the file's path, for errors.
+    ranges: the file; closed with the reader, and if it is refused.
+    num_records: the manifest's number of records in the file.
     block_records: g.
 
   Raises:
-    UnknownChunkError: for a file with other chunks than blocks, or in an encoding that is not read here.
+    UnknownChunkError: for a file whose chunks are not blocks, or have an encoding that is not read here.
     AnystepError: 65 `shard_corrupt` or `shard_records`; 74 `shard_unreadable`.
   """
 
@@ -66,34 +66,34 @@ class ArrayRecordBlocks:
 
   def read_block(self, block: int) -> list[bytes]:
     """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    return self._block(block)
+    return self._read_block(block)
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by place; each block that has some of them is read once."""
-    places = inside(places, self._num_records)
-    blocks = {block: self._block(block) for block in {place // self._block_records for place in places}}
+    """Return single records by place; each block with some of them is read once."""
+    places = check_places(places, self._num_records)
+    blocks = {block: self._read_block(block) for block in {place // self._block_records for place in places}}
     return [blocks[place // self._block_records][place % self._block_records] for place in places]
 
   def stamp(self) -> FileStamp:
-    """What the open file is known by."""
+    """The stamp of the open file."""
     return self._ranges.stamp()
 
   def close(self) -> None:
     """Closes the file."""
     self._ranges.close()
 
-  def _block(self, block: int) -> list[bytes]:
+  def _read_block(self, block: int) -> list[bytes]:
     start, stop = block_range(block, self._block_records, self._num_records)
     try:
-      records = self._chunk(int(self._begins[block]), int(self._begins[block + 1])).records()
+      records = self._read_chunk(int(self._begins[block]), int(self._begins[block + 1])).records()
     except UnknownChunkError as error:
-      # Not what the file's own options say.
+      # The chunk contradicts the file's own options.
       raise corrupt(self._path, error, block=block) from error
     if len(records) != stop - start:
-      raise corrupt(self._path, f"{len(records)} records in place of {stop - start}", block=block)
+      raise corrupt(self._path, f"{len(records)} records instead of {stop - start}", block=block)
     return records
 
-  def _chunk(self, begin: int, end: int) -> SimpleChunk:
+  def _read_chunk(self, begin: int, end: int) -> SimpleChunk:
     try:
       return read_chunk(self._ranges, begin, end)
     except ChunkError as error:
@@ -102,26 +102,26 @@ class ArrayRecordBlocks:
       raise unreadable(self._path, error) from error
 
   def _read_index(self) -> np.ndarray:
-    """Where each block begins, and where the footer does, behind the last: `(blocks + 1,) uint64`."""
+    """Return the begin of each block, and of the footer after the last: `(blocks + 1,) uint64`."""
     last = self._ranges.size - BLOCK_BYTES
     if last < 0 or last % BLOCK_BYTES:
       raise corrupt(self._path, f"{self._ranges.size} bytes, which no ArrayRecord file has")
     try:
-      postscript = _Message(self._chunk(last, last + _POSTSCRIPT_BYTES).records())
+      postscript = _Message(self._read_chunk(last, last + _POSTSCRIPT_BYTES).records())
       footer = postscript.number(_FOOTER_OFFSET)
       if postscript.number(_POSTSCRIPT_MAGIC) != _MAGIC or not 0 < footer < last:
         raise ChunkError("no ArrayRecord file")
-      index = self._chunk(footer, last)
+      index = self._read_chunk(footer, last)
       metadata = _Message([_Message(index.records(1)).content(_METADATA)])
-      chunks = _chunks_of(index)
+      chunks = _parse_footer(index)
     except ChunkError as error:
       raise corrupt(self._path, error) from error
     _check_read_here(metadata)
-    found = int(chunks[:, 1].sum())
-    if found != self._num_records or metadata.number(_NUM_RECORDS) != found:
-      raise wrong_records(self._path, self._num_records, found)
+    num_records = int(chunks[:, 1].sum())
+    if num_records != self._num_records or metadata.number(_NUM_RECORDS) != num_records:
+      raise wrong_records(self._path, self._num_records, num_records)
     if metadata.number(_NUM_CHUNKS) != len(chunks):
-      raise corrupt(self._path, f"{len(chunks)} chunks in place of {metadata.number(_NUM_CHUNKS)}")
+      raise corrupt(self._path, f"{len(chunks)} chunks instead of {metadata.number(_NUM_CHUNKS)}")
     begins = np.append(chunks[:, 0], footer)
     if (np.diff(begins) <= 0).any() or begins[0] < 0:
       raise corrupt(self._path, "chunks that do not follow each other")
@@ -131,8 +131,8 @@ class ArrayRecordBlocks:
     return begins
 
 
-def _chunks_of(index: SimpleChunk) -> np.ndarray:
-  """Where each chunk begins and how many records it has, `(chunks, 2) int64`, of a footer."""
+def _parse_footer(index: SimpleChunk) -> np.ndarray:
+  """Return the begin and number of records of each chunk that a footer lists, `(chunks, 2) int64`."""
   chunks = np.zeros((len(index.stops) - 1, 2), np.int64)
   if not read_footers(np.frombuffer(index.values, np.uint8), index.stops, chunks):
     raise ChunkError("a footer that is none")
@@ -140,7 +140,7 @@ def _chunks_of(index: SimpleChunk) -> np.ndarray:
 
 
 def _check_read_here(metadata: _Message) -> None:
-  """Refuses a file whose chunks are encoded in a way that is not read here.
+  """Refuse a file whose chunks have an encoding that is not read here.
 
   Raises:
     UnknownChunkError
@@ -153,10 +153,10 @@ def _check_read_here(metadata: _Message) -> None:
 
 
 class _Message:
-  """The first of some records as a protobuf message of numbers and contents.
+  """Protobuf message of numbers and contents, parsed from the first of some records.
 
   Raises:
-    ChunkError: where it is none.
+    ChunkError: if the record is no such message.
   """
 
   def __init__(self, records: Sequence[bytes]):
@@ -176,14 +176,14 @@ class _Message:
         raise ChunkError(f"a field of wire type {tag & 7}")
 
   def number(self, field: int) -> int:
-    """A field that is a number; 0 where it is not there."""
+    """The value of a field that is a number; 0 if it is missing."""
     value = self._fields.get(field, 0)
     if not isinstance(value, int):
       raise ChunkError(f"a field {field} that is no number")
     return value
 
   def content(self, field: int) -> bytes:
-    """A field that has a length; empty where it is not there."""
+    """The value of a field with a length; empty if it is missing."""
     value = self._fields.get(field, b"")
     if not isinstance(value, bytes):
       raise ChunkError(f"a field {field} that is a number")

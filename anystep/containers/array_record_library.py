@@ -1,7 +1,7 @@
-"""array_record's own reader and writer: for files that others wrote, and to write.
+"""array_record's own reader and writer: the reader for other programs' files, the writer for all files.
 
-The library keeps a thread that empties its pools, and a lock. A forked process has the lock as it was and no
-such thread: what it reads or writes through the library hangs or crashes it. So it is refused there.
+The library keeps a lock, and a thread that empties its pools. A forked process has a copy of the lock in any
+state, and no such thread: reading or writing through the library hangs or crashes it. So that is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from array_record.python import array_record_module
 from etils import epath
 
-from anystep.containers.file_ranges import FileStamp, block_range, corrupt, inside, wrong_records
+from anystep.containers.file_ranges import FileStamp, block_range, check_places, corrupt, wrong_records
 from anystep.forks import UnforkableLibrary, start_anew_in_children
 
 
 class UnknownChunkError(Exception):
-  """A file that this library alone reads: its chunks are others than `array_record_blocks` knows."""
+  """A file that only this library reads: `array_record_blocks` does not know its chunks."""
 
 
 _library = UnforkableLibrary("the array_record library")
@@ -27,41 +27,41 @@ _READ_HERE = "read a cache that anystep-cache has written, with numba installed"
 
 
 class _Objects:
-  """The library's objects in this process."""
+  """Open readers and writers of the library in this process."""
 
   def __init__(self) -> None:
     self.opened: weakref.WeakSet[Any] = weakref.WeakSet()
     start_anew_in_children(self)
 
   def start_anew(self) -> None:
-    for each in list(self.opened):
-      # Never destroyed: that would take the library's locks.
-      ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    for library_object in list(self.opened):
+      # One more reference, so that it is never destroyed: that would take the library's locks.
+      ctypes.pythonapi.Py_IncRef(ctypes.py_object(library_object))
 
 
 _objects = _Objects()
 
 
 def open_reader(path: epath.PathLike, options: str = "") -> Any:
-  """An `ArrayRecordReader` of the library.
+  """Open an `ArrayRecordReader` of the library.
 
   Raises:
     AnystepError: 78 `forked_process`.
     ValueError, RuntimeError: as the library raises them.
   """
-  return _opened(array_record_module.ArrayRecordReader, path, options)
+  return _open(array_record_module.ArrayRecordReader, path, options)
 
 
 def open_writer(path: epath.PathLike, options: str) -> Any:
-  """An `ArrayRecordWriter` of the library.
+  """Open an `ArrayRecordWriter` of the library.
 
   Raises:
     AnystepError: 78 `forked_process`.
   """
-  return _opened(array_record_module.ArrayRecordWriter, path, options)
+  return _open(array_record_module.ArrayRecordWriter, path, options)
 
 
-def _opened(kind: Any, path: epath.PathLike, options: str) -> Any:
+def _open(kind: Any, path: epath.PathLike, options: str) -> Any:
   _library.use(_READ_HERE, path=path)
   opened = kind(str(path), options)
   _objects.opened.add(opened)
@@ -73,7 +73,7 @@ class LibraryBlocks:
 
   Args:
     path: the file.
-    num_records: what the manifest says it holds.
+    num_records: the manifest's number of records in the file.
     block_records: g.
 
   Raises:
@@ -88,14 +88,14 @@ class LibraryBlocks:
     self.index_bytes = 8 * -(-num_records // block_records)
     try:
       self._stamp = self.stamp()
-      # Blocks are asked for one at a time: the reader's own read-ahead would only read what is not wanted.
+      # Blocks are read one at a time, so the library's own read-ahead would only read too much.
       self._reader = open_reader(self._path, "readahead_buffer_size:0,max_parallelism:0")
-      found = self._reader.num_records()
+      stored_records = self._reader.num_records()
     except (ValueError, RuntimeError, OSError) as error:
       raise corrupt(self._path, error) from error
-    if found != num_records:
-      raise wrong_records(self._path, num_records, found)
-    # A file that is none has no records either, which for an empty shard would be right.
+    if stored_records != num_records:
+      raise wrong_records(self._path, num_records, stored_records)
+    # A file of another format has no records either, which would be right for an empty shard.
     if not self._reader.ok():
       raise corrupt(self._path, "no ArrayRecord file")
 
@@ -105,31 +105,31 @@ class LibraryBlocks:
     return self._read(stop - start, start, stop)
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by place; each costs the reading of its chunk."""
-    places = inside(places, self._num_records)
+    """Return single records by place; each costs reading its chunk."""
+    places = check_places(places, self._num_records)
     return self._read(len(places), places)
 
   def stamp(self) -> FileStamp | None:
-    """What the file that has the path now is known by, if any: the library does not tell its open file."""
+    """The stamp of the file that is at the path now, if any: the library does not give its open file."""
     try:
       return FileStamp.at(self._path)
     except OSError:
       return None
 
   def close(self) -> None:
-    """Closes the file; not in a forked process, where that would take the library's locks."""
+    """Close the file; do nothing in a forked process, where closing would take the library's locks."""
     if not _library.is_forked:
       self._reader.close()
 
-  def _read(self, expected: int, *which: Any) -> list[bytes]:
+  def _read(self, expected: int, *selection: Any) -> list[bytes]:
     _library.use(_READ_HERE, path=self._path)
     try:
-      records = self._reader.read(*which)
+      records = self._reader.read(*selection)
     except (ValueError, RuntimeError, IndexError) as error:
       raise corrupt(self._path, error) from error
     if len(records) != expected:
-      raise corrupt(self._path, f"{len(records)} records in place of {expected}")
-    # Where a file ends that was longer when it was opened, the library (0.8.6) gives empty records.
+      raise corrupt(self._path, f"{len(records)} records instead of {expected}")
+    # If the file became shorter after it was opened, the library (0.8.6) gives empty records.
     if not all(records) and self.stamp() != self._stamp:
-      raise corrupt(self._path, "another file than the one that was opened")
+      raise corrupt(self._path, "not the file that was opened")
     return records

@@ -1,4 +1,4 @@
-"""Files that are compared with checksums as they are read, part by part."""
+"""Files whose parts are compared with checksums while they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PART_BYTES = 1 << 16
 
 
 def num_parts(size_bytes: int) -> int:
-  """How many parts of 64 KiB a file has; the last may be shorter.
+  """Return a file's number of parts of 64 KiB; the last may be shorter.
 
   >>> num_parts(0), num_parts(65536), num_parts(65537)
   (0, 1, 2)
@@ -24,12 +24,12 @@ def num_parts(size_bytes: int) -> int:
 
 
 def part_checksums(content: bytes) -> list[int]:
-  """The CRC-32C of each part of a file's content, or of a piece of it that is a multiple of 64 KiB."""
+  """Return the CRC-32C of each part of a file's content, or of a piece of it of whole parts."""
   return [checksum(content[start : start + PART_BYTES]) for start in range(0, len(content), PART_BYTES)]
 
 
 def part_table(checksums: Sequence[int]) -> np.ndarray:
-  """A file's parts, `(parts, 2) uint64`: where each starts, and the CRC-32C of what stands from there on.
+  """Return the start and the CRC-32C of each part of a file, `(parts, 2) uint64`.
 
   >>> part_table([11, 22])
   array([[    0,    11],
@@ -40,12 +40,12 @@ def part_table(checksums: Sequence[int]) -> np.ndarray:
 
 
 class CheckedFile(io.RawIOBase):
-  """A file open for reading whose parts are checked before their bytes are given.
+  """File open for reading; each part is checked before its bytes are returned.
 
   Args:
-    path: what errors call it.
-    ranges: the file; several may share it, each with a position of its own. It is not closed with them.
-    parts: as `part_table` gives them; held, not copied.
+    path: the file's path, for errors.
+    ranges: the file; several objects may share it, each with its own position, and none closes it.
+    parts: the result of `part_table`; not copied.
 
   Raises:
     AnystepError: 65 `offsets_invalid` for parts that are not the file's.
@@ -83,7 +83,7 @@ class CheckedFile(io.RawIOBase):
     return True
 
   def read(self, size: int = -1) -> bytes:
-    """The next bytes, fewer where the file ends.
+    """Read the next bytes; fewer at the file's end.
 
     Raises:
       AnystepError: 65 `shard_corrupt`; 74 `shard_unreadable`.
@@ -100,5 +100,5 @@ class CheckedFile(io.RawIOBase):
     for part in range(first, last):
       begin = (part - first) * PART_BYTES
       if checksum(content[begin : begin + PART_BYTES]) != self._checksums[part]:
-        raise corrupt(self._path, "a wrong checksum of what was read", offset=part * PART_BYTES)
+        raise corrupt(self._path, "a wrong checksum of the content", offset=part * PART_BYTES)
     return content[start - first * PART_BYTES : stop - first * PART_BYTES]

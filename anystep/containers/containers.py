@@ -24,8 +24,8 @@ from anystep.containers.file_ranges import (
   FileRanges,
   FileStamp,
   block_range,
+  check_places,
   corrupt,
-  inside,
   unreadable,
   wrong_records,
 )
@@ -33,22 +33,22 @@ from anystep.errors import AnystepError, ExitCode
 
 ARRAY_RECORD = "array_record"
 TFRECORD = "tfrecord"
-# Those that a cache can be written in.
+# The containers that a cache can be written in.
 CONTAINERS = (ARRAY_RECORD, TFRECORD)
-# Of files that were there before; nothing is written in it.
+# Only read: a container of files that existed before their cache.
 PARQUET = "parquet"
 
-# Before a TFRecord's data: its length in 8 bytes and their checksum; after it: the data's checksum.
+# A TFRecord's data come after their length in 8 bytes and its checksum, and before the data's checksum.
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
 _FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES
 
 
 class BlockReader(Protocol):
-  """A shard's records. Reads may run in several threads; none may run while the reader is closed.
+  """Reader of a shard's records. Several threads may read, but none while the reader is closed.
 
   Attributes:
-    index_bytes: what the open reader holds in memory to find records, an estimate.
+    index_bytes: estimated memory of the open reader's index of records.
   """
 
   index_bytes: int
@@ -62,7 +62,7 @@ class BlockReader(Protocol):
     """
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by their places in the shard, in any order; a place may come twice.
+    """Return single records by their places in the shard, in any order; a place may occur twice.
 
     Raises:
       AnystepError: 65 `shard_corrupt`; 74 `shard_unreadable`.
@@ -70,22 +70,22 @@ class BlockReader(Protocol):
     """
 
   def stamp(self) -> FileStamp | None:
-    """What the file that is read is known by; None where it is gone."""
+    """The stamp of the file that is read; None if the file is gone."""
 
   def close(self) -> None:
     """Closes the file."""
 
 
 def container_options(container: str, block_records: int) -> str:
-  """What the writer of a cache's shards is told.
+  """Return the options for the writer of a cache's shards.
 
   >>> container_options("array_record", 32)
   'group_size:32,zstd:1'
   >>> container_options("tfrecord", 32)
   ''
   """
-  # A block is one chunk. Zstandard's fastest level: token ids shrink to a third at a cost below parsing's.
-  return f"group_size:{block_records},zstd:1" if _known(container) == ARRAY_RECORD else ""
+  # A block is one chunk. Zstandard's fastest level shrinks token ids to a third, in less time than parsing.
+  return f"group_size:{block_records},zstd:1" if _check_written(container) == ARRAY_RECORD else ""
 
 
 def open_blocks(
@@ -102,17 +102,17 @@ def open_blocks(
   Args:
     container: `array_record`, `tfrecord` or `parquet`.
     path: the file.
-    num_records: what the manifest says it holds.
+    num_records: the manifest's number of records in the file.
     block_records: g.
-    offsets: of a TFRecord file, where each record's framing starts: `(records,) uint64`; of a Parquet file,
-      its parts and their checksums: `(parts, 2) uint64`. It is not copied, so it may be a memory map.
-    columns: of a Parquet file, those that a record has.
+    offsets: for a TFRecord file the offset of each record's framing: `(records,) uint64`; for a Parquet file
+      its parts and their checksums: `(parts, 2) uint64`. The array is not copied, so it may be a memory map.
+    columns: for a Parquet file, names of the columns of a record.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
   """
   if container == PARQUET:
-    # It needs manifests' features, and manifests need this module.
+    # Imported late: it imports Parquet's reader of records, which other containers do not need.
     from anystep.containers.parquet_blocks import ParquetBlocks
 
     if offsets is None:
@@ -120,7 +120,7 @@ def open_blocks(
     return ParquetBlocks(
       path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
     )
-  if _known(container) == ARRAY_RECORD:
+  if _check_written(container) == ARRAY_RECORD:
     return _open_array_record(path, num_records=num_records, block_records=block_records)
   if offsets is None:
     raise ValueError("a TFRecord file is opened with its offsets")
@@ -128,7 +128,7 @@ def open_blocks(
 
 
 def _open_array_record(path: epath.PathLike, *, num_records: int, block_records: int) -> BlockReader:
-  """A reader of our own for blocks as the cache job writes them, the library's for any other file."""
+  """Open a file of the cache job by our own reader, and any other file by the library's."""
   size = {"num_records": num_records, "block_records": block_records}
   if is_fast():
     from anystep.containers.array_record_blocks import ArrayRecordBlocks
@@ -141,18 +141,18 @@ def _open_array_record(path: epath.PathLike, *, num_records: int, block_records:
 def write_shard(
   container: str, path: epath.PathLike, records: Sequence[bytes], *, options: str
 ) -> np.ndarray | None:
-  """Writes a shard; its bytes depend on the container, the records and the options alone.
+  """Write a shard; its bytes depend only on the container, the records and the options.
 
   Args:
     container: `array_record` or `tfrecord`.
     path: the file.
     records: in their order.
-    options: as `container_options` gives them.
+    options: the result of `container_options`.
 
   Returns:
     The offsets of a TFRecord file's records, `(records,) uint64`; None for ArrayRecord.
   """
-  if _known(container) == ARRAY_RECORD:
+  if _check_written(container) == ARRAY_RECORD:
     write_array_record(path, records, options=options)
     return None
   if options:
@@ -160,14 +160,14 @@ def write_shard(
   return write_tfrecord(path, records)
 
 
-def _known(container: str) -> str:
+def _check_written(container: str) -> str:
   if container not in CONTAINERS:
     raise ValueError(f"expected a container of {CONTAINERS}, got {container!r}")
   return container
 
 
 def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, options: str) -> None:
-  """Writes an ArrayRecord file; its bytes depend on the records and options alone."""
+  """Write an ArrayRecord file; its bytes depend only on the records and options."""
   writer = open_writer(path, options)
   for record in records:
     writer.write(record)
@@ -175,21 +175,21 @@ def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, option
 
 
 def write_tfrecord(path: epath.PathLike, records: Sequence[bytes]) -> np.ndarray:
-  """Writes a TFRecord file, the same bytes as TensorFlow would, and returns its offsets."""
+  """Write a TFRecord file, with the bytes that TensorFlow would write, and return its offsets."""
   with epath.Path(path).open("wb") as file:
     for record in records:
-      file.write(b"".join((_header(len(record)), record, _masked(checksum(record)))))
+      file.write(b"".join((_encode_header(len(record)), record, _mask_crc(checksum(record)))))
   return np.cumsum([0, *(len(record) + _FRAME_BYTES for record in records)], dtype=np.uint64)[:-1]
 
 
 class TFRecordBlocks:
-  """A `BlockReader` of a TFRecord file: a block is one read of a range of bytes, checked to the bit.
+  """A `BlockReader` of a TFRecord file: a block is one read of a range of bytes, fully checked.
 
   Args:
     path: the file.
-    num_records: what the manifest says it holds.
+    num_records: the manifest's number of records in the file.
     block_records: g.
-    offsets: where each record's framing starts, `(records,) uint64`; held, not copied.
+    offsets: the offset of each record's framing, `(records,) uint64`; not copied.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
@@ -218,11 +218,11 @@ class TFRecordBlocks:
     return self._read(*block_range(block, self._block_records, self._num_records))
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by place; each costs one read of its bytes."""
-    return [self._read(place, place + 1)[0] for place in inside(places, self._num_records)]
+    """Return single records by place; each costs one read of its bytes."""
+    return [self._read(place, place + 1)[0] for place in check_places(places, self._num_records)]
 
   def stamp(self) -> FileStamp:
-    """What the open file is known by."""
+    """The stamp of the open file."""
     return self._ranges.stamp()
 
   def close(self) -> None:
@@ -230,7 +230,7 @@ class TFRecordBlocks:
     self._ranges.close()
 
   def _check_offsets(self) -> None:
-    """Refuses offsets by which bytes would be read that are no record's, or some not at all."""
+    """Refuse offsets by which bytes between records would be read, or some bytes never."""
     offsets, size = self._offsets, self._size
     expected = f"records from 0 on, one after the other, to the file's end at {size}"
     if not len(offsets):
@@ -241,7 +241,7 @@ class TFRecordBlocks:
       raise self._wrong_offsets(expected, f"the first at {offsets[0]}")
     if offsets.max() >= size:
       raise self._wrong_offsets(expected, f"one at {offsets.max()}")
-    # Below the file's size they are no large numbers, so no difference wraps around.
+    # Offsets below the file's size are so small that no difference overflows.
     short = np.diff(offsets.view(np.int64), append=size) < _FRAME_BYTES
     if short.any():
       raise self._wrong_offsets(expected, f"no room for record {short.argmax()} at {offsets[short.argmax()]}")
@@ -252,7 +252,7 @@ class TFRecordBlocks:
     )
 
   def _read(self, start: int, stop: int) -> list[bytes]:
-    """Records [start, stop), at least one."""
+    """Read records [start, stop), at least one."""
     begin = int(self._offsets[start])
     end = self._size if stop == self._num_records else int(self._offsets[stop])
     try:
@@ -261,28 +261,28 @@ class TFRecordBlocks:
       raise unreadable(self._path, error) from error
     header, stops = 0, (self._offsets[start + 1 : stop] - self._offsets[start]).tolist()
     records: list[bytes] = []
-    # Reading TFRecord files spends its time in this loop: three slices and a checksum for each record. What
-    # a file cut short lacks fails the comparisons of the first record that lacks it.
+    # Reading TFRecord files spends its time in this loop: three slices and a checksum for each record. If the
+    # file is cut short, the comparisons fail at the first incomplete record.
     for next_header in (*stops, end - begin):
       data, footer = header + _HEADER_BYTES, next_header - _FOOTER_BYTES
       record = content[data:footer]
-      if content[header:data] != _header(footer - data):
-        raise corrupt(self._path, "another length or a wrong checksum of it", place=start + len(records))
-      if content[footer:next_header] != _masked(checksum(record)):
+      if content[header:data] != _encode_header(footer - data):
+        raise corrupt(self._path, "a wrong length, or a wrong checksum of it", place=start + len(records))
+      if content[footer:next_header] != _mask_crc(checksum(record)):
         raise corrupt(self._path, "a wrong checksum of the data", place=start + len(records))
       records.append(record)
       header = next_header
     return records
 
 
-# Lengths recur, so a record's header is made once and compared as a whole.
+# Lengths recur, so headers are cached and compared as a whole.
 @functools.lru_cache(maxsize=1 << 14)
-def _header(length: int) -> bytes:
-  """What stands before a record's data: its length as uint64 and the masked CRC of these bytes."""
+def _encode_header(length: int) -> bytes:
+  """Return the header of a record's data: its length as uint64 and the masked CRC of these bytes."""
   encoded = struct.pack("<Q", length)
-  return encoded + _masked(checksum(encoded))
+  return encoded + _mask_crc(checksum(encoded))
 
 
-def _masked(crc: int) -> bytes:
-  """A CRC-32C as TFRecord files hold it: rotated right by 15 bits, plus a constant."""
+def _mask_crc(crc: int) -> bytes:
+  """Mask a CRC-32C as TFRecord files do: rotate it right by 15 bits, and add a constant."""
   return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""What readers of every container share: a file's bytes by range, places within it, what can be wrong."""
+"""Shared parts of all containers' readers: ranges of a file's bytes, checks of places, errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files.storage import is_remote
 
-RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
+RESTORE = "restore the file from the original cache, or cache the task again with --overwrite"
 
 
 class FileStamp(NamedTuple):
-  """What tells without reading a file that it is another one, or was written to.
+  """Properties of a file that change if it is replaced or written to.
 
   Attributes:
     size_bytes: its size.
-    modified_ns: when it was last written to, in nanoseconds since 1970.
+    modified_ns: time of the last change, in nanoseconds since 1970.
     inode: its number in a local file system; 0 on an object store.
   """
 
@@ -30,32 +30,32 @@ class FileStamp(NamedTuple):
 
   @classmethod
   def at(cls, path: epath.PathLike) -> FileStamp:
-    """The stamp of the file that has a path now.
+    """Return the stamp of the file that is at a path now.
 
     Raises:
-      OSError: where there is none.
+      OSError: if there is no file.
     """
     if is_remote(path):
-      found = epath.Path(path).stat()
-      return cls(found.length, int(found.mtime * 10**9), 0)
+      status = epath.Path(path).stat()
+      return cls(status.length, int(status.mtime * 10**9), 0)
     return cls._of(os.stat(path))
 
   @classmethod
-  def _of(cls, found: os.stat_result) -> FileStamp:
-    return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+  def _of(cls, status: os.stat_result) -> FileStamp:
+    return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 class FileRanges:
-  """A file's bytes by range, in any number of threads.
+  """Ranges of a file's bytes, read by any number of threads.
 
   Args:
-    path: the file's.
+    path: the file.
 
   Attributes:
     size: the file's, in bytes.
 
   Raises:
-    AnystepError: 65 `shard_corrupt` where there is no such file; 74 `shard_unreadable`.
+    AnystepError: 65 `shard_corrupt` if there is no such file; 74 `shard_unreadable`.
   """
 
   def __init__(self, path: epath.PathLike):
@@ -72,19 +72,19 @@ class FileRanges:
       self._file.fileno()
       self._positioned = True
     except (AttributeError, OSError):
-      # An object store's file has no descriptor, but one position that reads move.
+      # An object store's file has no descriptor, but one position, which reads move.
       self._positioned = False
 
   def read(self, start: int, stop: int) -> bytes:
-    """Bytes [start, stop); fewer only where the file ends."""
+    """Read bytes [start, stop); fewer only at the file's end."""
     content = self._read_some(start, stop)
-    # One call to the operating system gives at most 2 GiB.
+    # One system call reads at most 2 GiB.
     while len(content) < stop - start and (more := self._read_some(start + len(content), stop)):
       content += more
     return content
 
   def stamp(self) -> FileStamp:
-    """The stamp of the open file, which may have lost its path to another."""
+    """The stamp of the open file; another file may be at its path by now."""
     return FileStamp._of(os.fstat(self._file.fileno())) if self._positioned else FileStamp.at(self._path)
 
   def close(self) -> None:
@@ -105,7 +105,7 @@ class FileRanges:
 
 
 def block_range(block: int, block_records: int, num_records: int) -> tuple[int, int]:
-  """First record of a block, and that after its last.
+  """Return the first record of a block, and the one after its last.
 
   Raises:
     IndexError: for a block that the shard does not have.
@@ -116,35 +116,35 @@ def block_range(block: int, block_records: int, num_records: int) -> tuple[int, 
   return start, min(start + block_records, num_records)
 
 
-def inside(places: Sequence[int], num_records: int) -> list[int]:
-  """The places as plain ints: a negative one must not count from the end.
+def check_places(places: Sequence[int], num_records: int) -> list[int]:
+  """Return places as plain ints; a negative one is refused, for it would count from the end.
 
   Raises:
     IndexError: for a place that the shard does not have.
   """
-  inside = [int(place) for place in places]
-  for place in inside:
+  checked = [int(place) for place in places]
+  for place in checked:
     if not 0 <= place < num_records:
       raise IndexError(f"there is no record {place} among {num_records}")
-  return inside
+  return checked
 
 
 def wrong_records(path: str, expected: int, got: int) -> AnystepError:
-  """A file with another number of records than the manifest says."""
+  """The error for a file whose number of records is not the manifest's."""
   return AnystepError(ExitCode.DATA, "shard_records", path=path, expected=expected, got=got, fix=RESTORE)
 
 
-def corrupt(path: str, reason: object, **where: object) -> AnystepError:
-  """A file that is not what was written."""
-  return AnystepError(ExitCode.DATA, "shard_corrupt", path=path, **where, got=str(reason), fix=RESTORE)
+def corrupt(path: str, reason: object, **fields: object) -> AnystepError:
+  """The error for a file whose content is not what was written."""
+  return AnystepError(ExitCode.DATA, "shard_corrupt", path=path, **fields, got=str(reason), fix=RESTORE)
 
 
 def unreadable(path: str, error: OSError) -> AnystepError:
-  """A file that could not be read, whatever is in it."""
+  """The error for a file that could not be read."""
   return AnystepError(
     ExitCode.IO,
     "shard_unreadable",
     path=path,
     got=one_line(error),
-    fix="see to the disk or store and run the same command again",
+    fix="check the disk or store and run the same command again",
   )

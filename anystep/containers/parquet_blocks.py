@@ -1,7 +1,7 @@
-"""Shards that are Parquet files, read by row groups and checked to the bit.
+"""Shards that are Parquet files, read by row groups and fully checked.
 
 Parquet's own checksums are optional, and few writers write them. So a table beside the file has the checksum
-of each 64 KiB of it, and whatever is read of the file is compared with that first.
+of each 64 KiB, and each part is compared with it before it is used.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ import numpy as np
 from etils import epath
 
 from anystep.containers.checked_file import CheckedFile
-from anystep.containers.file_ranges import FileRanges, FileStamp, block_range, corrupt, inside, wrong_records
+from anystep.containers.file_ranges import (
+  FileRanges,
+  FileStamp,
+  block_range,
+  check_places,
+  corrupt,
+  wrong_records,
+)
 from anystep.errors import AnystepError
 from anystep.records.parquet_rows import ParquetRows, parquet
 
-# Beside the table of parts an open file holds its footer, decoded: about so much for a chunk of a column.
+# An open file also holds its decoded footer in memory: about this much for each chunk of a column.
 _CHUNK_BYTES = 512
 
 
 class ParquetBlocks:
   """A `BlockReader` of a Parquet file: a record is a row, a serialized `tf.train.Example` of its columns.
 
-  A block costs the reading of the row groups that it overlaps; `block_records` of the largest row group's
-  rows make that one where all are of a size, and at most two of each elsewhere.
+  A block costs reading the row groups that it overlaps. If `block_records` is the number of rows of the
+  largest row group, that is one row group if all are equally large.
 
   Args:
     path: the file.
-    num_records: what the manifest says it holds.
+    num_records: the manifest's number of records in the file.
     block_records: g.
-    offsets: as `checked_file.part_table` gives them; held, not copied.
-    columns: those that a record has.
+    offsets: the result of `checked_file.part_table`; not copied.
+    columns: names of the columns of a record.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`; 78
@@ -50,11 +57,11 @@ class ParquetBlocks:
     self._path = str(path)
     self._num_records = num_records
     self._block_records = block_records
-    # Before the file is opened: what is not installed is no fault of it.
+    # Before the file is opened, so that a missing package is not reported as a fault of the file.
     parquet()
     self._ranges = FileRanges(path)
     try:
-      self._rows = self._opened(offsets, columns)
+      self._rows = self._open_rows(offsets, columns)
     except AnystepError:
       self.close()
       raise
@@ -66,20 +73,21 @@ class ParquetBlocks:
     return self._read(np.arange(start, stop))
 
   def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Single records by place; each row group that has some of them is read once."""
-    own, which = np.unique(np.array(inside(places, self._num_records), np.int64), return_inverse=True)
-    records = self._read(own)
-    return [records[k] for k in which.tolist()]
+    """Return single records by place; each row group with some of them is read once."""
+    checked = np.array(check_places(places, self._num_records), np.int64)
+    distinct, inverse = np.unique(checked, return_inverse=True)
+    records = self._read(distinct)
+    return [records[k] for k in inverse.tolist()]
 
   def stamp(self) -> FileStamp:
-    """What the open file is known by."""
+    """The stamp of the open file."""
     return self._ranges.stamp()
 
   def close(self) -> None:
     """Closes the file."""
     self._ranges.close()
 
-  def _opened(self, offsets: np.ndarray, columns: Sequence[str]) -> ParquetRows:
+  def _open_rows(self, offsets: np.ndarray, columns: Sequence[str]) -> ParquetRows:
     def open_file() -> CheckedFile:
       return CheckedFile(self._path, self._ranges, offsets)
 
@@ -99,7 +107,7 @@ class ParquetBlocks:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-  """What Arrow raises of bytes that are no Parquet file's."""
+  """Exceptions that Arrow raises on bytes that are no Parquet file's."""
   import pyarrow as pa
 
   return pa.ArrowException, OSError

@@ -1,4 +1,4 @@
-"""Chunks of Riegeli files, checked to the bit: what ArrayRecord files consist of. Needs numba.
+"""Chunks of Riegeli files, of which ArrayRecord files consist, fully checked. Needs numba.
 
 The format is that of https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md: simple
 chunks, uncompressed or compressed with Zstandard.
@@ -26,29 +26,29 @@ _WRONG = {
   riegeli_loops.DATA_HASH: "a wrong hash of a chunk's data",
   riegeli_loops.SIZES: "buffers of other sizes than the chunk's",
 }
-# Of chunks that only array_record's own reader knows: transposed ones, and by Brotli or Snappy.
+# Kinds of chunks that only array_record's own reader knows: transposed, or compressed by Brotli or Snappy.
 _TRANSPOSED, _COMPRESSED_OTHERWISE = ord("t"), b"bs"
-# What zstandard calls the size of a frame that does not say it.
-_UNSAID = -1
+# zstandard's size of a frame that does not state it.
+_SIZE_NOT_STATED = -1
 
 
 class ChunkError(ValueError):
-  """A chunk that is not what a writer wrote."""
+  """A chunk whose content is not what a writer wrote."""
 
 
 class SimpleChunk(NamedTuple):
-  """The records of a chunk.
+  """Records of a chunk.
 
   Attributes:
     values: the records' bytes, one after the other.
-    stops: where each ends, `(records,) int64`.
+    stops: the end of each record, `(records,) int64`.
   """
 
   values: bytes
   stops: np.ndarray
 
   def records(self, limit: int | None = None) -> list[bytes]:
-    """The records one by one, all or the first few."""
+    """Return all records, or the first few."""
     values, start, records = self.values, 0, []
     for stop in self.stops[:limit].tolist():
       records.append(values[start:stop])
@@ -57,16 +57,16 @@ class SimpleChunk(NamedTuple):
 
 
 def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
-  """Reads the chunk at [begin, end) of a file; there may be padding behind it.
+  """Read the chunk at [begin, end) of a file; padding may follow it there.
 
   Raises:
-    ChunkError: where a hash, a size or a number of records is wrong.
+    ChunkError: if a hash, a size or a number of records is wrong.
     UnknownChunkError: for a transposed chunk, or another compression.
-    OSError: where the file cannot be read.
+    OSError: if the file cannot be read.
   """
   if end - begin > MAX_CHUNK_BYTES:
     raise ChunkError(f"a chunk of {end - begin:,} bytes, more than {MAX_CHUNK_BYTES:,}")
-  content = _without_block_headers(ranges.read(begin, end), begin)
+  content = _strip_block_headers(ranges.read(begin, end), begin)
   wrong, kind, num_records, decoded_bytes, compression, *buffers = riegeli_loops.read_header(
     np.frombuffer(content, np.uint8)
   )
@@ -81,7 +81,7 @@ def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
   sizes_begin, sizes_stop, sizes_size, values_begin, values_stop, values_size = buffers
   sizes, values = content[sizes_begin:sizes_stop], content[values_begin:values_stop]
   if compression == ZSTANDARD:
-    sizes, values = _decompressed(sizes, sizes_size), _decompressed(values, values_size)
+    sizes, values = _decompress(sizes, sizes_size), _decompress(values, values_size)
   if num_records > len(sizes):
     raise ChunkError(f"{len(sizes)} bytes that are the sizes of {num_records} records")
   stops = np.empty(num_records, np.int64)
@@ -91,8 +91,8 @@ def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
   return SimpleChunk(values, stops)
 
 
-def _without_block_headers(content: bytes, begin: int) -> bytes:
-  """What stands between the headers that interrupt chunks at each multiple of 64 KiB of the file."""
+def _strip_block_headers(content: bytes, begin: int) -> bytes:
+  """Remove the block headers, which interrupt chunks at each multiple of 64 KiB of the file."""
   header = -begin % BLOCK_BYTES
   if header >= len(content):
     return content
@@ -102,22 +102,22 @@ def _without_block_headers(content: bytes, begin: int) -> bytes:
   return b"".join(parts)
 
 
-# To make one takes half as long as to decompress a block; one thread at a time may use it.
-_of_thread = threading.local()
+# Making a decompressor takes half as long as decompressing a block; only one thread at a time may use it.
+_thread_local = threading.local()
 
 
-def _decompressed(content: bytes, size: int) -> bytes:
+def _decompress(content: bytes, size: int) -> bytes:
   if not size and not content:
     return b""
   if size > MAX_CHUNK_BYTES:
     raise ChunkError(f"a buffer of {size:,} bytes, more than {MAX_CHUNK_BYTES:,}")
-  if not hasattr(_of_thread, "decompressor"):
-    _of_thread.decompressor = zstandard.ZstdDecompressor()
+  if not hasattr(_thread_local, "decompressor"):
+    _thread_local.decompressor = zstandard.ZstdDecompressor()
   try:
-    # Frames of large buffers do not say how large. One that says so is not given more room than its size.
-    if zstandard.frame_content_size(content) not in (size, _UNSAID):
+    # Frames of large buffers do not state their size. If one does, it must be the expected size.
+    if zstandard.frame_content_size(content) not in (size, _SIZE_NOT_STATED):
       raise ChunkError(f"a compressed buffer of another size than {size} bytes")
-    decompressed = _of_thread.decompressor.decompress(content, max_output_size=size)
+    decompressed = _thread_local.decompressor.decompress(content, max_output_size=size)
   except (zstandard.ZstdError, MemoryError, OverflowError) as error:
     raise ChunkError(f"a compressed buffer that cannot be read: {error}") from error
   if len(decompressed) != size:
@@ -126,10 +126,10 @@ def _decompressed(content: bytes, size: int) -> bytes:
 
 
 def read_varint(content: memoryview, at: int) -> tuple[int, int]:
-  """The number below 2^70 that is encoded from a place on, and the place behind it.
+  """Return the number below 2^70 that is encoded from `at` on, and the index after it.
 
   Raises:
-    ChunkError: where none is.
+    ChunkError: if no number ends there.
   """
   value = 0
   for shift in range(0, 70, 7):

@@ -16,9 +16,9 @@ from numba.extending import intrinsic, register_jitable
 
 from anystep.compiled import compiled
 
-# What `read_header` finds wrong of a chunk; 0 for nothing.
+# Faults of a chunk that `read_header` finds; 0 for none.
 CUT_OFF, HEADER_HASH, DATA_HASH, SIZES = 1, 2, 3, 4
-# Kinds of chunks, and what compresses them.
+# Kinds of chunks, and compressions.
 SIMPLE, UNCOMPRESSED, ZSTANDARD = ord("r"), 0, ord("z")
 HEADER_BYTES = 40
 
@@ -31,18 +31,18 @@ _INIT = np.array(
   ],
   np.uint64,
 )
-# Which byte of two neighbouring words goes where, so that the products' good bits spread.
-_ZIPPED = (3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7)
+# The order of the bytes of two neighbouring words that spreads the products' good bits.
+_ZIP_ORDER = (3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7)
 _WORDS, _BYTES = ir.VectorType(ir.IntType(64), 4), ir.VectorType(ir.IntType(8), 32)
 
 
 def _mix_packets_typed(typing_context: Any, packets: Any, num_packets: Any, state: Any) -> Any:
-  """Mixes packets, `(4 * num_packets,) uint64`, into the state, `(4, 4) uint64`."""
+  """Mix packets, `(4 * num_packets,) uint64`, into the state, `(4, 4) uint64`."""
   signature = types.void(packets, num_packets, state)
 
   def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    def vectors(place: int) -> Any:
-      array = context.make_array(signature.args[place])(context, builder, arguments[place])
+    def vectors(argument: int) -> Any:
+      array = context.make_array(signature.args[argument])(context, builder, arguments[argument])
       return builder.bitcast(array.data, _WORDS.as_pointer())
 
     def element(pointer: Any, number: Any) -> Any:
@@ -53,15 +53,15 @@ def _mix_packets_typed(typing_context: Any, packets: Any, num_packets: Any, stat
       loaded.align = 8
       return loaded
 
-    def zipped(words: Any) -> Any:
+    def zip_bytes(words: Any) -> Any:
       as_bytes = builder.bitcast(words, _BYTES)
-      order = ir.Constant(ir.VectorType(ir.IntType(32), 32), [*_ZIPPED, *(16 + place for place in _ZIPPED)])
+      order = ir.Constant(ir.VectorType(ir.IntType(32), 32), [*_ZIP_ORDER, *(16 + k for k in _ZIP_ORDER)])
       return builder.bitcast(builder.shuffle_vector(as_bytes, as_bytes, order), _WORDS)
 
-    def product(one: Any, other: Any) -> Any:
-      """The low half of one times the high half of the other, lane by lane."""
+    def multiply_halves(a: Any, b: Any) -> Any:
+      """Multiply the low half of a by the high half of b, lane by lane."""
       low, half = ir.Constant(_WORDS, [0xFFFFFFFF] * 4), ir.Constant(_WORDS, [32] * 4)
-      return builder.mul(builder.and_(one, low), builder.lshr(other, half))
+      return builder.mul(builder.and_(a, low), builder.lshr(b, half))
 
     index = ir.IntType(64)
     source, lanes = vectors(0), vectors(2)
@@ -80,11 +80,11 @@ def _mix_packets_typed(typing_context: Any, packets: Any, num_packets: Any, stat
     builder.position_at_end(body)
     v, w, mul_v, mul_w = looped
     w = builder.add(w, builder.add(mul_v, load(element(source, number))))
-    mul_v = builder.xor(mul_v, product(w, v))
+    mul_v = builder.xor(mul_v, multiply_halves(w, v))
     v = builder.add(v, mul_w)
-    mul_w = builder.xor(mul_w, product(v, w))
-    v = builder.add(v, zipped(w))
-    w = builder.add(w, zipped(v))
+    mul_w = builder.xor(mul_w, multiply_halves(v, w))
+    v = builder.add(v, zip_bytes(w))
+    w = builder.add(w, zip_bytes(v))
     number.add_incoming(builder.add(number, ir.Constant(index, 1)), body)
     for phi, value in zip(looped, (v, w, mul_v, mul_w), strict=True):
       phi.add_incoming(value, body)
@@ -108,21 +108,21 @@ def _hash(content: np.ndarray, key: np.ndarray) -> Any:
   state[0] = _INIT[0] ^ key
   state[1] = _INIT[1] ^ ((key >> half) | (key << half))
   state[2:] = _INIT
-  num_packets, rest = len(content) // 32, len(content) % 32
+  num_packets, tail_bytes = len(content) // 32, len(content) % 32
   _mix_packets(content[: 32 * num_packets].view(np.uint64), np.int64(num_packets), state)
   padded = np.zeros(32, np.uint8)
   packet = padded.view(np.uint64)
-  if rest:
+  if tail_bytes:
     tail = content[32 * num_packets :]
-    words_end = rest // 4 * 4
+    words_end = tail_bytes // 4 * 4
     padded[:words_end] = tail[:words_end]
-    if rest & 16:
-      padded[28:] = tail[rest - 4 :]
-    elif rest % 4:
+    if tail_bytes & 16:
+      padded[28:] = tail[tail_bytes - 4 :]
+    elif tail_bytes % 4:
       padded[16] = tail[words_end]
-      padded[17] = tail[words_end + rest % 4 // 2]
-      padded[18] = tail[rest - 1]
-    bits = np.uint64(rest)
+      padded[17] = tail[words_end + tail_bytes % 4 // 2]
+      padded[18] = tail[tail_bytes - 1]
+    bits = np.uint64(tail_bytes)
     for lane in range(4):
       state[0, lane] += (bits << half) + bits
       low, high = state[1, lane] & low_half, state[1, lane] >> half
@@ -140,7 +140,7 @@ def _hash(content: np.ndarray, key: np.ndarray) -> Any:
 
 @compiled
 def highway_hash(content: np.ndarray, key: np.ndarray) -> Any:
-  """The hash of some bytes, `(bytes,) uint8`, under a key of four words, `(4,) uint64`.
+  """Return the hash of bytes, `(bytes,) uint8`, under a key of four words, `(4,) uint64`.
 
   >>> hex(highway_hash(np.zeros(0, np.uint8), np.frombuffer(bytes(range(32)), np.uint64)))
   '0x907a56de22c26e53'
@@ -150,7 +150,7 @@ def highway_hash(content: np.ndarray, key: np.ndarray) -> Any:
 
 @register_jitable
 def _read_varint(content: np.ndarray, at: Any, stop: Any) -> Any:
-  """The number that begins at a place, and the place behind it: -1 where none of 63 bits ends before stop."""
+  """Return the number that begins at `at`, and its end; the end is -1 if no number of 63 bits ends there."""
   value = np.int64(0)
   for shift in range(0, 63, 7):
     if at >= stop:
@@ -165,12 +165,12 @@ def _read_varint(content: np.ndarray, at: Any, stop: Any) -> Any:
 
 @compiled
 def read_header(content: np.ndarray) -> Any:
-  """Checks a chunk, `(bytes,) uint8`, padding behind it allowed, and finds its buffers.
+  """Check a chunk, `(bytes,) uint8`, which padding may follow, and find its buffers.
 
   Returns:
-    What is wrong; the chunk's kind; its number of records and of their bytes; what compresses its buffers;
-    and of the sizes' buffer and the values', where it begins and ends, and its size when decompressed. Beyond
-    the kind all is said of simple chunks alone.
+    The fault; the chunk's kind; its number of records and their bytes; its compression; and for the buffers
+    of sizes and of values the begin, the end, and the decompressed size. The values after the kind have a
+    meaning for simple chunks only.
   """
 
   nothing = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -209,10 +209,10 @@ def read_header(content: np.ndarray) -> Any:
 
 @compiled
 def read_stops(sizes: np.ndarray, stops: np.ndarray) -> bool:
-  """Sums up encoded sizes, `(bytes,) uint8`, into `stops`, `(records,) int64`.
+  """Add up encoded sizes, `(bytes,) uint8`, into `stops`, `(records,) int64`.
 
   Returns:
-    Whether there are as many, and no bytes are left.
+    True if there are exactly as many sizes as records.
   """
   at, stop = np.int64(0), np.int64(0)
   for record in range(len(stops)):
@@ -226,14 +226,14 @@ def read_stops(sizes: np.ndarray, stops: np.ndarray) -> bool:
 
 @compiled
 def read_footers(values: np.ndarray, stops: np.ndarray, chunks: np.ndarray) -> bool:
-  """Reads `ArrayRecordFooter` messages, all records but the first, into `chunks`.
+  """Read `ArrayRecordFooter` messages, all records but the first, into `chunks`.
 
   Args:
-    values: the records, `(bytes,) uint8`. stops: where each ends, `(records,) int64`.
-    chunks: where each chunk begins, and its number of records: `(records - 1, 2) int64`, zeros.
+    values: the records, `(bytes,) uint8`. stops: the end of each, `(records,) int64`.
+    chunks: `(records - 1, 2) int64`, zeros; filled with the begin and the number of records of each chunk.
 
   Returns:
-    Whether each is a message of numbers.
+    True if each record is a message of numbers.
   """
   for record in range(1, len(stops)):
     at, stop = stops[record - 1], stops[record]

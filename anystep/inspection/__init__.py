@@ -1,4 +1,4 @@
-"""Questions about data: what a step was given, when an example is seen, how the data changed, statistics.
+"""Answers to questions about data: the rows of a step, the steps of an example, changes of plans, statistics.
 
-Answers as values; programs print them.
+The answers are values; programs print them.
 """

@@ -1,4 +1,4 @@
-"""What a plan says of a run's data, as tables: its segments, and how it differs from another plan."""
+"""Plans as tables: a plan's segments, and the differences of two plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1 << 18
 
 
 class Difference(NamedTuple):
-  """A field in which two plans differ, and what each says; None where one has no such field."""
+  """Field in which two plans differ, with both values; None for a plan without the field."""
 
   field: str
   one: Any
@@ -27,10 +27,10 @@ class Difference(NamedTuple):
 
 
 def history(plan: Plan) -> list[dict[str, Any]]:
-  """The plan's segments in order, as JSON objects.
+  """Return the plan's segments in order, as JSON objects.
 
-  `percent` is the part of rows that a task has, its quota over all quotas; `epoch` that of its first
-  unit; `stop_step` None where the segment has no end.
+  `percent` is a task's share of the rows: its quota over the sum of quotas. `epoch` is the epoch of its first
+  unit. `stop_step` is None if the segment has no end.
   """
   starts: list[int | None] = [segment.start_step for segment in plan.segments]
   return [
@@ -57,7 +57,7 @@ def history(plan: Plan) -> list[dict[str, Any]]:
 
 
 def totals(plan: Plan, trained_steps: int | None = None) -> dict[str, Any]:
-  """What holds for the whole plan, as a JSON object; `num_steps` is None where the data never ends."""
+  """Return the fields of the whole plan as a JSON object; `num_steps` is None if the data never ends."""
   return {
     "sha256": plan.sha256,
     "split": plan.split,
@@ -91,82 +91,86 @@ def totals(plan: Plan, trained_steps: int | None = None) -> dict[str, Any]:
 
 
 def differences(one: Plan, other: Plan) -> list[Difference]:
-  """The fields in which two plans differ; segments go by the step that they start at."""
-  return list(_differences("", _document(one), _document(other)))
+  """Return the fields in which two plans differ; segments are compared by their first step."""
+  return list(_compare("", _to_document(one), _to_document(other)))
 
 
 def first_different_step(one: Plan, other: Plan) -> int | None:
-  """The first step at which two plans' batches are of different rows; None where they never are.
+  """Return the first step whose batch has different rows in two plans; None if there is none.
 
-  Where a task has another cache, or later epochs another order, that is the first step which needs it; where
-  tombstones differ, the first from which an example has no loss in one of the plans alone.
+  If a task's caches differ, or the orders of later epochs, that is the first step which needs them. If
+  tombstones differ, it is the first step from which an example has no loss in only one of the plans.
   """
   if one.split != other.split:
     return 0
-  steps = [_units_differ(one, other), _ends_differ(one, other), _tombstones_differ(one, other)]
+  steps = [
+    _find_different_units(one, other),
+    _find_different_end(one, other),
+    _find_different_tombstones(one, other),
+  ]
   steps += [
-    _first_step_from(one, name, unit)
+    _find_step_of_unit(one, name, unit)
     for name in one.tasks.keys() & other.tasks.keys()
-    if (unit := _order_differs(one, other, name)) is not None
+    if (unit := _find_different_order(one, other, name)) is not None
   ]
   return min((step for step in steps if step is not None), default=None)
 
 
-def _document(plan: Plan) -> dict[str, Any]:
-  """The plan by field; of several segments that start at one step, all but the last are empty."""
-  named: dict[str, Any] = {}
+def _to_document(plan: Plan) -> dict[str, Any]:
+  """Return the plan's fields by name; of several segments with one first step all but the last are empty."""
+  segments: dict[str, Any] = {}
   for segment in plan.segments:
     name = f"[{segment.start_step}]"
-    while name in named:
+    while name in segments:
       name += "'"
-    named[name] = dataclasses.asdict(segment)
+    segments[name] = dataclasses.asdict(segment)
   fields = dataclasses.fields(plan)
   document = {f.name: getattr(plan, f.name) for f in fields if f.name not in {*CACHE_FIELDS, "segments"}}
   document["tasks"] = {name: dataclasses.asdict(task) for name, task in plan.tasks.items()}
   tombstones: dict[str, dict[str, list[int]]] = {}
   for task, index, step in plan.silent_steps.items():
     tombstones.setdefault(task, {}).setdefault(f"[{step}]", []).append(index)
-  return document | {"segments": named, "tombstones": tombstones}
+  return document | {"segments": segments, "tombstones": tombstones}
 
 
-def _differences(name: str, one: Any, other: Any) -> Iterator[Difference]:
+def _compare(name: str, one: Any, other: Any) -> Iterator[Difference]:
   if isinstance(one, Mapping) and isinstance(other, Mapping):
     for key in dict.fromkeys([*one, *other]):
       dot = "" if not name or key.startswith("[") else "."
-      yield from _differences(f"{name}{dot}{key}", one.get(key), other.get(key))
+      yield from _compare(f"{name}{dot}{key}", one.get(key), other.get(key))
   elif one != other:
     yield Difference(name, one, other)
 
 
-def _units_differ(one: Plan, other: Plan) -> int | None:
-  """The first step at which the tasks or units of rows differ, were the data endless."""
+def _find_different_units(one: Plan, other: Plan) -> int | None:
+  """Return the first step at which the tasks or units of rows differ, as if the data never ended."""
   starts = sorted({segment.start_step for plan in (one, other) for segment in plan.segments})
   for start, stop in zip(starts, [*starts[1:], None], strict=True):
-    pair = [_standing(plan.segment_at(start), start) for plan in (one, other)]
-    step = _segments_differ(pair[0], pair[1], stop)
+    pair = [_restrict_to_step(plan.segment_at(start), start) for plan in (one, other)]
+    step = _find_different_rows(pair[0], pair[1], stop)
     if step is not None:
       return step
   return None
 
 
-def _standing(segment: Segment, step: int) -> Segment:
-  """What a segment gives from a step on, without the tasks that it gives nothing of."""
+def _restrict_to_step(segment: Segment, step: int) -> Segment:
+  """Return a segment from a step on, without the tasks that it gives no rows to."""
   standing = segment.standing_at(step, start_step=step, reason="")
   tasks = {name: dataclasses.replace(t, rate="1") for name, t in standing.tasks.items() if t.quota}
   return dataclasses.replace(standing, tasks=tasks)
 
 
-def _segments_differ(one: Segment, other: Segment, stop: int | None) -> int | None:
-  """The first step before `stop` at which two segments that start together differ.
+def _find_different_rows(one: Segment, other: Segment, stop: int | None) -> int | None:
+  """Return the first step before `stop` at which two segments with one first step differ.
 
-  Two sequences with periods p and q that agree in p + q places agree everywhere (Fine & Wilf 1965).
+  Two sequences with periods p and q that agree in p + q positions agree everywhere (Fine & Wilf 1965).
   """
   if one == other:
     return None
   if one.batch_size != other.batch_size:
     return one.start_step
   if one.lanes == other.lanes:
-    # Lane c has the units of lane 0 plus c: one lane tells of all.
+    # Lane c has the units of lane 0 plus c, so comparing one lane is enough.
     one, other = (dataclasses.replace(s, lanes=1, batch_size=s.stripes_per_step) for s in (one, other))
   periods = [s.mixing.period // math.gcd(s.mixing.period, s.stripes_per_step) for s in (one, other)]
   last = one.start_step + sum(periods) + 1
@@ -175,50 +179,50 @@ def _segments_differ(one: Segment, other: Segment, stop: int | None) -> int | No
   steps_at_a_time = max(1, _ROWS_AT_A_TIME // one.batch_size)
   for start in range(one.start_step, last, steps_at_a_time):
     steps = min(steps_at_a_time, last - start)
-    rows = [_rows_of_steps(segment, start, steps, names) for segment in (one, other)]
+    rows = [_list_rows(segment, start, steps, names) for segment in (one, other)]
     differ = (rows[0] != rows[1]).any(axis=(1, 2))
     if differ.any():
       return start + int(np.argmax(differ))
   return None
 
 
-def _rows_of_steps(segment: Segment, start: int, steps: int, names: list[str]) -> np.ndarray:
-  """Task, by its place in names, and unit of the rows of some steps: `(steps, rows, 2) int64`."""
+def _list_rows(segment: Segment, start: int, steps: int, names: list[str]) -> np.ndarray:
+  """Return the task, as a position in names, and the unit of the rows of steps: `(steps, rows, 2) int64`."""
   standing = segment.standing_at(start, start_step=start, reason="")
-  # A batch that is `steps` times as large holds their stripes, every lane's together.
+  # A batch that is `steps` times as large has the stripes of all these steps, lane by lane.
   rows = dataclasses.replace(standing, batch_size=segment.batch_size * steps).rows(start)
   task = np.array([names.index(name) for name in segment.mixing.names])[rows.task]
   columns = np.stack([task, rows.unit], axis=-1).reshape(segment.lanes, steps, -1, 2)
   return columns.swapaxes(0, 1).reshape(steps, segment.batch_size, 2)
 
 
-def _tombstones_differ(one: Plan, other: Plan) -> int | None:
-  """The first step from which an example has no loss in one plan alone."""
+def _find_different_tombstones(one: Plan, other: Plan) -> int | None:
+  """Return the first step from which an example has no loss in only one plan."""
   only_one = set(one.silent_steps.items()) ^ set(other.silent_steps.items())
   return min((step for _, _, step in only_one), default=None)
 
 
-def _ends_differ(one: Plan, other: Plan) -> int | None:
-  """The first step that one plan pads or does not have, where the other's rows go on."""
+def _find_different_end(one: Plan, other: Plan) -> int | None:
+  """Return the first step that is padded or missing in one plan, while the other has rows."""
   ends = [math.inf if plan.num_steps is None else plan.num_steps for plan in (one, other)]
   if min(ends) == math.inf:
     return None
   last = int(min(ends)) - 1
-  if last >= 0 and not np.array_equal(_real_rows(one, last), _real_rows(other, last)):
+  if last >= 0 and not np.array_equal(_mask_real_rows(one, last), _mask_real_rows(other, last)):
     return last
   return None if ends[0] == ends[1] else last + 1
 
 
-def _real_rows(plan: Plan, step: int) -> np.ndarray:
+def _mask_real_rows(plan: Plan, step: int) -> np.ndarray:
   task, _, real = plan.units(step)
   return np.ones(len(task), bool) if real is None else real
 
 
-def _order_differs(one: Plan, other: Plan, name: str) -> int | None:
-  """The first unit of a task that may lie elsewhere in one plan than in the other."""
+def _find_different_order(one: Plan, other: Plan, name: str) -> int | None:
+  """Return the first unit of a task whose location may differ between two plans."""
   pair = [plan.tasks[name] for plan in (one, other)]
   if any(task.transforms is None for task in pair):
-    # A plan that does not know them says nothing of them.
+    # A plan without a hash of transforms cannot be compared in them.
     pair = [dataclasses.replace(task, transforms=None) for task in pair]
   if pair[0] != pair[1]:
     return 0
@@ -228,12 +232,12 @@ def _order_differs(one: Plan, other: Plan, name: str) -> int | None:
   return 0 if EpochPolicy.GLOBAL in policies else one.tasks[name].num_units
 
 
-def _first_step_from(plan: Plan, name: str, unit: int) -> int | None:
-  """The first step with a unit of a task that is not below `unit`."""
+def _find_step_of_unit(plan: Plan, name: str, unit: int) -> int | None:
+  """Return the first step with a unit >= `unit` of a task."""
   starts = [segment.start_step for segment in plan.segments]
   for segment, stop in zip(plan.segments, [*starts[1:], plan.num_steps], strict=True):
     task = segment.tasks.get(name)
-    found = segment.when(name, max(unit, task.first_unit)) if task else None
-    if found is not None and (stop is None or found[0] < stop):
-      return found[0]
+    step_and_row = segment.when(name, max(unit, task.first_unit)) if task else None
+    if step_and_row is not None and (stop is None or step_and_row[0] < stop):
+      return step_and_row[0]
   return None

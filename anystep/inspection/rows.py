@@ -23,15 +23,15 @@ _EPOCHS_AT_A_TIME = 1024
 def what_was_at(
   plan: Plan, caches: Mapping[str, Cache], step: int, rows: np.ndarray | None = None
 ) -> Iterator[dict[str, Any]]:
-  """The rows of a step's batch with the keys of docs/order.md#seeing-it; padding rows are left out.
+  """Yield the rows of a step's batch with the keys of docs/order.md#seeing-it; padding rows are left out.
 
-  An example that has no loss weight there also has the key `tombstone`.
+  An example without loss weight at this step also has the key `tombstone`.
 
   Args:
     plan: one that knows its caches (`Plan.on_caches`).
-    caches: of the plan's tasks, by name.
+    caches: caches of the plan's tasks, by name.
     step: any step before the data's end.
-    rows: the rows wanted, `(rows,)`; all by default.
+    rows: row numbers, `(rows,)`; all by default.
 
   Raises:
     AnystepError: as `Plan.batch`.
@@ -41,47 +41,50 @@ def what_was_at(
   examples: dict[int, list[dict[str, Any]]] = {}
   for position in np.unique(batch.task[batch.task != PADDING_TASK]).tolist():
     name = plan.task_names[position]
-    own = np.flatnonzero(batch.task == position)
-    units = _examples_of_units(caches[name], plan.unit_tables.get(name), batch.shard[own], batch.place[own])
-    examples |= dict(zip(own.tolist(), units, strict=True))
+    of_task = np.flatnonzero(batch.task == position)
+    units = _describe_units(
+      caches[name], plan.unit_tables.get(name), batch.shard[of_task], batch.place[of_task]
+    )
+    examples |= dict(zip(of_task.tolist(), units, strict=True))
   for k in sorted(examples):
-    where = {name: int(getattr(batch, name)[k]) for name in ("epoch", "unit", "shard", "place")}
-    yield _row(plan, step, int(numbers[k]), plan.task_names[int(batch.task[k])], where, examples[k])
+    location = {name: int(getattr(batch, name)[k]) for name in ("epoch", "unit", "shard", "place")}
+    yield _describe_row(
+      plan, step, int(numbers[k]), plan.task_names[int(batch.task[k])], location, examples[k]
+    )
 
 
 def when_was(
   plan: Plan, caches: Mapping[str, Cache], task: str, index: int, steps: range
 ) -> Iterator[dict[str, Any]]:
-  """Every row of some steps that trains on an example, in order: what `what_was_at` says of those rows.
+  """Yield the rows of steps that train on an example, in order, with the keys of `what_was_at`.
 
-  Costs one inverse permutation for each epoch that the steps touch; no step is gone through. An example that
-  is dropped after the cache is in no row.
+  Costs one inverse permutation for each epoch of the steps, however many steps there are. An example that is
+  dropped after the cache is in no row.
 
   Args:
     plan: one that knows its caches (`Plan.on_caches`).
-    caches: of the plan's tasks, by name.
+    caches: caches of the plan's tasks, by name.
     task: the example's task, one of the plan's. index: its index in the cache.
-    steps: where to look; steps after the data's end have no rows.
+    steps: the steps; those after the data's end have no rows.
 
   Raises:
     IndexError: for an index that the split does not have.
   """
-  shard, place = (int(number[0]) for number in caches[task].locate(np.array([index])))
+  shard, record = (int(number[0]) for number in caches[task].locate(np.array([index])))
   table = plan.unit_tables.get(task)
-  if table is not None:
-    unit_place = table.unit_of(shard, place)
-    if unit_place is None:
-      return
-    place = unit_place
-  (examples,) = _examples_of_units(caches[task], table, np.array([shard]), np.array([place]))
-  for step, found in itertools.groupby(_hits(plan, task, shard, place, steps), operator.itemgetter(0)):
-    for _, row, epoch, unit in sorted(found):
-      where = {"epoch": epoch, "unit": unit, "shard": shard, "place": place}
-      yield _row(plan, step, row, task, where, examples)
+  place = record if table is None else table.unit_of(shard, record)
+  if place is None:
+    return
+  (examples,) = _describe_units(caches[task], table, np.array([shard]), np.array([place]))
+  rows = _find_rows(plan, task, shard, place, steps)
+  for step, rows_of_step in itertools.groupby(rows, operator.itemgetter(0)):
+    for _, row, epoch, unit in sorted(rows_of_step):
+      location = {"epoch": epoch, "unit": unit, "shard": shard, "place": place}
+      yield _describe_row(plan, step, row, task, location, examples)
 
 
 def index_of_source(cache: Cache, source_shard: int, source_place: int) -> int:
-  """The index of a source shard's example: the inverse of `Cache.source_of`.
+  """Return the index of a source shard's example: the inverse of `Cache.source_of`.
 
   Raises:
     IndexError: for a shard or a place that the source does not have.
@@ -97,8 +100,8 @@ def index_of_source(cache: Cache, source_shard: int, source_place: int) -> int:
   return int(preshuffle(m.num_examples, task=m.task, split=m.split, seed=m.seed)(ordinal))
 
 
-def stretches(plan: Plan, steps: range) -> Iterator[tuple[Segment, range]]:
-  """The plan's segments that some steps are of, each with those of the steps that it has."""
+def split_by_segment(plan: Plan, steps: range) -> Iterator[tuple[Segment, range]]:
+  """Yield the plan's segments that contain any of the steps, each with its part of the steps."""
   starts = [segment.start_step for segment in plan.segments]
   for segment, next_start in zip(plan.segments, [*starts[1:], steps.stop], strict=True):
     stop = min(steps.stop, next_start, steps.stop if plan.num_steps is None else plan.num_steps)
@@ -107,53 +110,63 @@ def stretches(plan: Plan, steps: range) -> Iterator[tuple[Segment, range]]:
       yield segment, stretch
 
 
-def _hits(plan: Plan, task: str, shard: int, place: int, steps: range) -> Iterator[tuple[int, int, int, int]]:
-  """(step, row, epoch, unit) of every time that what lies at a place comes, steps ascending."""
+def _find_rows(
+  plan: Plan, task: str, shard: int, place: int, steps: range
+) -> Iterator[tuple[int, int, int, int]]:
+  """Yield (step, row, epoch, unit) for each row with the unit at a place, steps ascending."""
   position, num_units = plan.task_names.index(task), plan.tasks[task].num_units
-  for segment, stretch in stretches(plan, steps):
+  for segment, stretch in split_by_segment(plan, steps):
     if task not in segment.tasks:
       continue
     first, stop = segment.units_at(stretch.start)[task], segment.units_at(stretch.stop)[task]
     epochs = range(first // num_units, -(-stop // num_units))
     for start in range(epochs.start, epochs.stop, _EPOCHS_AT_A_TIME):
-      some = np.arange(start, min(start + _EPOCHS_AT_A_TIME, epochs.stop))
-      places = Places(some, np.full_like(some, shard), np.full_like(some, place))
+      chunk = np.arange(start, min(start + _EPOCHS_AT_A_TIME, epochs.stop))
+      places = Places(chunk, np.full_like(chunk, shard), np.full_like(chunk, place))
       units = plan.unit_order.unit_of(position, places)
-      for epoch, unit in zip(some.tolist(), units.tolist(), strict=True):
-        found = segment.when(task, unit) if first <= unit < stop else None
-        if found is not None and plan.schedule.is_real(*found):
-          yield *found, epoch, unit
+      for epoch, unit in zip(chunk.tolist(), units.tolist(), strict=True):
+        step_and_row = segment.when(task, unit) if first <= unit < stop else None
+        if step_and_row is not None and plan.schedule.is_real(*step_and_row):
+          yield *step_and_row, epoch, unit
 
 
-def _row(
-  plan: Plan, step: int, row: int, task: str, where: Mapping[str, int], examples: list[dict[str, Any]]
+def _describe_row(
+  plan: Plan, step: int, row: int, task: str, location: Mapping[str, int], examples: list[dict[str, Any]]
 ) -> dict[str, Any]:
   since = plan.silent_steps.since(task, np.array([example["index"] for example in examples]))
-  own = [
+  marked_examples = [
     {**example, "tombstone": True} if first <= step else dict(example)
     for example, first in zip(examples, since.tolist(), strict=True)
   ]
-  return {"step": step, "row": row, "task": task, "split": plan.split, **where, "examples": own}
+  return {
+    "step": step,
+    "row": row,
+    "task": task,
+    "split": plan.split,
+    **location,
+    "examples": marked_examples,
+  }
 
 
-def _examples_of_units(
+def _describe_units(
   cache: Cache, table: UnitTable | None, shards: np.ndarray, places: np.ndarray
 ) -> list[list[dict[str, Any]]]:
-  """What is said of the examples of units, by shard and place, `(units,)` each."""
+  """Describe the examples of units, given by shard and place, `(units,)` each."""
   if table is None:
-    return [[example] for example in _examples(cache, cache.index_of(shards, places))]
+    return [[example] for example in _describe_examples(cache, cache.index_of(shards, places))]
   units: list[list[dict[str, Any]]] = [[]] * len(places)
   for shard in np.unique(shards).tolist():
-    own = np.flatnonzero(shards == shard)
-    members = table.members(shard, places[own])
-    examples = iter(_examples(cache, cache.index_of(np.full_like(members.places, shard), members.places)))
-    for k, count in zip(own.tolist(), members.counts.tolist(), strict=True):
+    of_shard = np.flatnonzero(shards == shard)
+    members = table.members(shard, places[of_shard])
+    indices = cache.index_of(np.full_like(members.places, shard), members.places)
+    examples = iter(_describe_examples(cache, indices))
+    for k, count in zip(of_shard.tolist(), members.counts.tolist(), strict=True):
       units[k] = list(itertools.islice(examples, count))
   return units
 
 
-def _examples(cache: Cache, indices: np.ndarray) -> list[dict[str, Any]]:
-  """What is said of the examples of some indices: record and origin."""
+def _describe_examples(cache: Cache, indices: np.ndarray) -> list[dict[str, Any]]:
+  """Describe examples by index: their record and their origin in the source."""
   sources = cache.manifest.source_shards
   columns = (indices, cache.locate(indices)[1], *cache.source_of(indices))
   return [

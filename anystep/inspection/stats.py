@@ -1,4 +1,4 @@
-"""How many examples and tokens there are, how long they are, and what part of a mixture each task has."""
+"""Statistics: numbers of examples and tokens, their lengths, and the tasks' shares of a mixture."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
-from anystep.inspection.rows import stretches
+from anystep.inspection.rows import split_by_segment
 from anystep.plans.plan import Plan
 
 QUANTILES = (50, 90, 99)
-# Lengths below are counted in an array, those above, which are few, by value.
+# Lengths below this are counted in an array; the few longer ones in a dict.
 _ARRAY_LENGTHS = 1 << 16
 _RECORDS_AT_A_TIME = 1 << 20
 
 
 class LengthCounts:
-  """How many examples have each length of a feature; memory goes with the lengths, not the examples.
+  """Number of examples of each length of a feature. Memory grows with the lengths, not with the examples.
 
   >>> counts = LengthCounts()
   >>> counts.add(np.array([3, 5, 3, 100_000]))
@@ -35,7 +35,7 @@ class LengthCounts:
     self._long: dict[int, int] = {}
 
   def add(self, lengths: np.ndarray) -> None:
-    """Counts the lengths of further examples, `(examples,)` integers >= 0."""
+    """Count the lengths of further examples, `(examples,)` integers >= 0."""
     short = lengths < _ARRAY_LENGTHS
     self._short += np.bincount(lengths[short], minlength=_ARRAY_LENGTHS)
     values, counts = np.unique(lengths[~short], return_counts=True)
@@ -44,7 +44,7 @@ class LengthCounts:
 
   @property
   def table(self) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths that occur, ascending, and how often: `(lengths,) int64` each."""
+    """The lengths that occur, ascending, and their counts: `(lengths,) int64` each."""
     short = np.flatnonzero(self._short)
     long = sorted(self._long)
     values = np.concatenate([short, np.array(long, np.int64)])
@@ -53,7 +53,7 @@ class LengthCounts:
 
   @property
   def examples(self) -> int:
-    """How many examples were counted."""
+    """The number of counted examples."""
     return int(self.table[1].sum())
 
   @property
@@ -64,24 +64,24 @@ class LengthCounts:
 
   @property
   def largest(self) -> int:
-    """The largest length; 0 where there is no example."""
+    """The largest length; 0 without examples."""
     return int(self.table[0].max(initial=0))
 
   def quantile(self, percent: int) -> int:
-    """The smallest length that at least this part of the examples does not exceed."""
+    """Return the smallest length that at least `percent` of the examples do not exceed."""
     values, counts = self.table
     if not values.size:
       return 0
-    wanted = -(-int(counts.sum()) * percent // 100)
-    return int(values[np.searchsorted(np.cumsum(counts), wanted)])
+    rank = -(-int(counts.sum()) * percent // 100)
+    return int(values[np.searchsorted(np.cumsum(counts), rank)])
 
   def cut(self, length: int) -> tuple[int, int]:
-    """Examples longer than a length, and their tokens beyond it."""
+    """Return the number of examples longer than a length, and of their tokens beyond it."""
     values, counts = self.table
     return int(counts[values > length].sum()), int((np.maximum(values - length, 0) * counts).sum())
 
   def histogram(self) -> list[tuple[int, int, int]]:
-    """(from, to, examples) of lengths 0, 1, 2 to 3, 4 to 7, …, from the shortest to the longest there is."""
+    """Return (from, to, examples) for lengths 0, 1, 2 to 3, 4 to 7, …, from the shortest to the longest."""
     values, counts = self.table
     bits = [int(value).bit_length() for value in values]
     examples = np.bincount(bits, weights=counts) if bits else np.zeros(0)
@@ -93,11 +93,11 @@ class LengthCounts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheStats:
-  """A split of a task's cache in numbers.
+  """Statistics of a split of a task's cache.
 
   Attributes:
-    bytes: of the records' files.
-    features: lengths by sequence feature; None in layout `as_is`, which keeps none.
+    bytes: size of the records' files.
+    features: lengths by sequence feature; None in layout `as_is`, which has no lengths tables.
   """
 
   task: str
@@ -111,14 +111,14 @@ class CacheStats:
 
   @classmethod
   def of(cls, cache: Cache, report: Callable[[int], None] = lambda done_examples: None) -> CacheStats:
-    """Counts from the lengths tables, one shard's at a time.
+    """Count from the lengths tables, shard by shard.
 
     Args:
       cache: the cache.
       report: called with the number of examples counted so far.
 
     Raises:
-      AnystepError: 65 `file_changed`, `lengths_form` for a table that is not the manifest's.
+      AnystepError: 65 `file_changed`, `lengths_form` for a table that does not fit the manifest.
     """
     m = cache.manifest
     features = None if m.layout == AS_IS else {name: LengthCounts() for name in m.sequence_features}
@@ -126,10 +126,10 @@ class CacheStats:
     for shard in range(m.num_shards) if features is not None else ():
       table = cache.lengths(shard)
       for start in range(0, len(table), _RECORDS_AT_A_TIME):
-        some = table[start : start + _RECORDS_AT_A_TIME].astype(np.int64)
+        lengths = table[start : start + _RECORDS_AT_A_TIME].astype(np.int64)
         for column, counts in enumerate((features or {}).values()):
-          counts.add(some[:, column])
-        done_examples += len(some)
+          counts.add(lengths[:, column])
+        done_examples += len(lengths)
         report(done_examples)
     return cls(
       task=m.task,
@@ -143,20 +143,23 @@ class CacheStats:
     )
 
   def tokens_per_example(self, feature_lengths: Mapping[str, int]) -> float | None:
-    """Mean tokens that an example has, cut to feature lengths; of the features that have one, if any has."""
+    """Return the mean number of an example's tokens, cut to the feature lengths.
+
+    Only features with a length count; if none has one, all count.
+    """
     if self.features is None or not self.examples:
       return None
-    named = {name: counts for name, counts in self.features.items() if name in feature_lengths}
+    with_length = {name: counts for name, counts in self.features.items() if name in feature_lengths}
     total = 0
-    for name, counts in (named or self.features).items():
-      total += counts.tokens - (counts.cut(feature_lengths[name])[1] if name in named else 0)
+    for name, counts in (with_length or self.features).items():
+      total += counts.tokens - (counts.cut(feature_lengths[name])[1] if name in with_length else 0)
     return total / self.examples
 
   def to_json(self, feature_lengths: Mapping[str, int]) -> dict[str, Any]:
-    """All that is to be said, as a JSON object.
+    """Return the statistics as a JSON object.
 
     Args:
-      feature_lengths: what features are cut to; of those, the object says how much that takes.
+      feature_lengths: number of tokens that features are cut to; the object has what is lost by that.
     """
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "features"}
     if self.features is None:
@@ -164,12 +167,12 @@ class CacheStats:
     return {
       **fields,
       "features": {
-        name: _described(counts, feature_lengths.get(name)) for name, counts in self.features.items()
+        name: _describe(counts, feature_lengths.get(name)) for name, counts in self.features.items()
       },
     }
 
 
-def _described(counts: LengthCounts, length: int | None) -> dict[str, Any]:
+def _describe(counts: LengthCounts, length: int | None) -> dict[str, Any]:
   described: dict[str, Any] = {
     "tokens": counts.tokens,
     "mean": counts.tokens / max(counts.examples, 1),
@@ -190,9 +193,9 @@ def _described(counts: LengthCounts, length: int | None) -> dict[str, Any]:
 
 
 def rows_of_tasks(plan: Plan, steps: range) -> dict[str, int]:
-  """Rows of each of the plan's tasks in some steps, padding left out; no step is gone through."""
+  """Return the number of rows of each of the plan's tasks in steps, without padding, by arithmetic."""
   rows = dict.fromkeys(plan.task_names, 0)
-  for segment, stretch in stretches(plan, steps):
+  for segment, stretch in split_by_segment(plan, steps):
     # The data's last step is the only one with padding.
     stop = stretch.stop - (stretch.stop == plan.num_steps)
     first_units, units = segment.units_at(stretch.start), segment.units_at(stop)
@@ -208,17 +211,17 @@ def rows_of_tasks(plan: Plan, steps: range) -> dict[str, int]:
 def mixture_shares(
   plan: Plan, steps: range, stats: Mapping[str, CacheStats], *, feature_lengths: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-  """What part of the rows of some steps each task was to have and has, in percent, as JSON objects.
+  """Return the planned and the real share of each task in the rows of steps, in percent, as JSON objects.
 
   Args:
     plan: a plan.
-    steps: the steps, of which one at least comes before the data's end.
-    stats: of the tasks, for the share of tokens: estimated from mean lengths, None where there are none. Of
-      packed tasks their unit tables say it, where the plan knows its caches.
-    feature_lengths: what features are cut to.
+    steps: the steps, at least one of them before the data's end.
+    stats: statistics of tasks, for the share of tokens: it is estimated from mean lengths, and None without
+      them. For packed tasks it comes from their unit tables, if the plan knows its caches.
+    feature_lengths: number of tokens that features are cut to.
   """
   planned = dict.fromkeys(plan.task_names, 0.0)
-  for segment, stretch in stretches(plan, steps):
+  for segment, stretch in split_by_segment(plan, steps):
     for name, quota in segment.quotas.items():
       planned[name] += len(stretch) * segment.batch_size * quota / sum(segment.quotas.values())
   rows = rows_of_tasks(plan, steps)

@@ -1,4 +1,4 @@
-"""Features to and from `tf.train.Example` records and Arrow's columns.
+"""Conversion of features to and from `tf.train.Example` records and Arrow's columns.
 
-One record or one batch of them at a time; the files that hold records are `anystep.containers`.
+The code works on one record or one batch of records; files of records are in `anystep.containers`.
 """

@@ -11,23 +11,23 @@ from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.features.feature import Feature
 from anystep.features.ragged import Ragged
 
-# Rows that are decoded at a time: so many, and of so many bytes.
+# Limits on the rows that are decoded at a time: their number, and their bytes.
 DECODED_ROWS = 1024
 DECODED_BYTES = 1 << 24
-# Arrow's names of what numpy names otherwise.
+# numpy's names for Arrow's types, where they differ.
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def column_features(schema: Any, path: object, columns: Sequence[str] | None = None) -> dict[str, Feature]:
-  """What the columns of a file are as features, by name, sorted.
+  """Return the features of a file's columns, sorted by name.
 
   Args:
     schema: a `pyarrow.Schema`.
-    path: what errors call the file.
-    columns: those wanted; None for all.
+    path: the file's path, for errors.
+    columns: names of the columns to read; None for all.
 
   Raises:
-    AnystepError: 78 `feature_form` for a column that is no feature, `column_missing`.
+    AnystepError: 78 `feature_form` for a column whose type no feature has, `column_missing`.
   """
   names = schema.names if columns is None else columns
   return {name: _feature(schema, path, name) for name in sorted(names)}
@@ -36,13 +36,13 @@ def column_features(schema: Any, path: object, columns: Sequence[str] | None = N
 def columns_of(
   batch: Any, features: Mapping[str, Feature], path: object, *, rows: Sequence[int] | np.ndarray
 ) -> dict[str, Ragged | np.ndarray]:
-  """The columns of a record batch, each as one batch of its feature.
+  """Return the columns of a record batch as features.
 
   Args:
     batch: a `pyarrow.RecordBatch`.
-    features: as `column_features` gives them.
-    path: what errors call the file.
-    rows: the number of each of its rows in the file.
+    features: the result of `column_features`.
+    path: the file's path, for errors.
+    rows: the number of each row in the file.
 
   Raises:
     AnystepError: 65 `column_null`.
@@ -50,7 +50,7 @@ def columns_of(
   columns: dict[str, Ragged | np.ndarray] = {}
   for name, feature in features.items():
     column = batch.column(name)
-    values = _numpy(flat_values(column, name, path, rows=rows))
+    values = _to_numpy(flat_values(column, name, path, rows=rows))
     if not feature.sequence:
       columns[name] = values
       continue
@@ -64,10 +64,10 @@ def columns_of(
 
 
 def flat_values(column: Any, name: str, path: object, *, rows: Sequence[int] | np.ndarray) -> Any:
-  """A column's values without its lists, none of which is missing.
+  """Return a column's values without their lists.
 
   Raises:
-    AnystepError: 65 `column_null`.
+    AnystepError: 65 `column_null` if a value or list is missing.
   """
   values = column
   while not values.null_count and hasattr(values, "flatten"):
@@ -82,13 +82,13 @@ def flat_values(column: Any, name: str, path: object, *, rows: Sequence[int] | n
       row=int(rows[row]),
       expected="a value in every row: records have no nulls",
       got=f"{values.null_count} nulls among {len(values)} values",
-      fix="write the file anew with a value in their place, or leave the column out of those that are read",
+      fix="write the file anew with values instead of nulls, or do not read this column",
     )
   return values
 
 
 def small_batches(batch: Any) -> Iterator[Any]:
-  """A record batch, or a table, as batches of few enough rows to be decoded at once."""
+  """Split a record batch, or a table, into batches that are small enough to be decoded at once."""
   rows = max(min(DECODED_BYTES * len(batch) // max(batch.nbytes, 1), DECODED_ROWS), 1)
   for start in range(0, len(batch), rows):
     part = batch.slice(start, rows)
@@ -96,28 +96,28 @@ def small_batches(batch: Any) -> Iterator[Any]:
 
 
 def check_same_columns(
-  path: object, found: Mapping[str, Feature], *, expected: Mapping[str, Feature]
+  path: object, features: Mapping[str, Feature], *, expected: Mapping[str, Feature]
 ) -> None:
-  """Refuses a file whose columns are not those of another.
+  """Refuse a file whose columns differ from another file's.
 
   Raises:
     AnystepError: 78 `files_differ`.
   """
-  for name in sorted({*found, *expected}):
-    if found.get(name) != expected.get(name):
+  for name in sorted({*features, *expected}):
+    if features.get(name) != expected.get(name):
       raise AnystepError(
         ExitCode.CONFIG,
         "files_differ",
         path=path,
         feature=name,
-        expected=_shown(expected.get(name)),
-        got=_shown(found.get(name)),
-        fix="write the files anew with the same columns, or name those that are read",
+        expected=_format_feature(expected.get(name)),
+        got=_format_feature(features.get(name)),
+        fix="write the files anew with the same columns, or name the columns to read",
       )
 
 
 def column_missing(path: object, name: str, columns: Sequence[str]) -> AnystepError:
-  """The error of a column that a file does not have, or has several times."""
+  """The error for a column that a file does not have, or has several times."""
   return AnystepError(
     ExitCode.CONFIG,
     "column_missing",
@@ -130,7 +130,7 @@ def column_missing(path: object, name: str, columns: Sequence[str]) -> AnystepEr
 
 
 def wrong_form(path: object, name: str, got: object) -> AnystepError:
-  """The error of a column that records do not hold."""
+  """The error for a column whose type records cannot hold."""
   return AnystepError(
     ExitCode.CONFIG,
     "feature_form",
@@ -138,7 +138,7 @@ def wrong_form(path: object, name: str, got: object) -> AnystepError:
     feature=name,
     expected="integers that int64 holds, bool, float16, float32 or texts, or lists of them",
     got=str(got),
-    fix="leave the column out of those that are read, or write it anew in one of these types",
+    fix="do not read this column, or write it anew in one of these types",
   )
 
 
@@ -163,7 +163,7 @@ def _has_null(value: Any) -> bool:
   return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
-def _shown(feature: Feature | None) -> str:
+def _format_feature(feature: Feature | None) -> str:
   return "no column" if feature is None else f"{feature.dtype}{list(feature.shape)}"
 
 
@@ -176,8 +176,8 @@ def _is_text(kind: Any) -> bool:
   )
 
 
-def _numpy(values: Any) -> np.ndarray:
-  """Arrow's values; texts as bytes, for a record has no others."""
+def _to_numpy(values: Any) -> np.ndarray:
+  """Convert Arrow's values to numpy; texts become bytes, as in records."""
   import pyarrow as pa
 
   if _is_text(values.type):

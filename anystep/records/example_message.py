@@ -1,4 +1,4 @@
-"""The message `tf.train.Example`: its lists, their names, and how protobuf reads it."""
+"""The message `tf.train.Example`: its class, its lists and their names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# A feature's lists by what numpy reads them as. Floats come as their bits: the way through Python's own
-# floats would make other NaNs of some.
+# numpy's dtypes of a feature's lists. Floats are read as their bits, because Python's own floats would change
+# the bits of some NaNs.
 LIST_DTYPES = {
   "bytes_list": np.dtype(object),
   "float_list": np.dtype(np.uint32),
@@ -84,7 +84,7 @@ def example_class() -> Any:
 
 
 def wire_field(number: int, content: bytes) -> bytes:
-  """A field of protobuf's wire format that has a length."""
+  """Return a field of protobuf's wire format with a length."""
   size, length = len(content), b""
   while size > 127:
     size, length = size >> 7, length + bytes([size & 127 | 128])
@@ -92,15 +92,15 @@ def wire_field(number: int, content: bytes) -> bytes:
 
 
 def row_lengths_name(name: str) -> str:
-  """What records call the lengths of the rows of a feature of ragged rows."""
+  """The name that records give to the row lengths of a feature of ragged rows."""
   return f"_rl:0:{name}"
 
 
 def list_kind(name: str, dtype: np.dtype) -> str:
-  """The list that a feature's values are stored in.
+  """Return the name of the list that stores a feature's values.
 
   Raises:
-    TypeError: for a dtype that no record holds.
+    TypeError: for a dtype that no record can hold.
   """
   if dtype.kind in "iub":
     return "int64_list"

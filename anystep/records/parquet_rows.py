@@ -14,16 +14,16 @@ from anystep.features.ragged import Ragged
 from anystep.records.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
 from anystep.records.writing import serialize_examples
 
-# Of the rows that are decoded at a time, by what the file says of their row group.
+# Bytes of the rows that are decoded at a time, by the file's own count for their row group.
 _DECODED_BYTES = 1 << 24
-# What is read at a time of a column's chunk, which may be as large as the file.
+# Bytes of a column's chunk that are read at a time: the chunk may be as large as the file.
 _READ_BYTES = 1 << 22
-# What tf.train.Example, which has float32 and int64, would not give back as it was.
+# Dtypes that tf.train.Example, with its float32 and int64, cannot hold exactly.
 _INEXACT = ("float64", "uint64")
 
 
 def parquet() -> Any:
-  """The module `pyarrow.parquet`, imported for those alone who read Parquet files.
+  """Import `pyarrow.parquet`, which only readers of Parquet files need.
 
   Raises:
     AnystepError: 78 `package_missing`.
@@ -36,22 +36,23 @@ def parquet() -> Any:
 
 
 class ParquetRows:
-  """The rows of a Parquet file. A row group is read at a time, and some rows of it are decoded at once.
+  """Rows of a Parquet file; it is read by row groups, and decoded some rows at a time.
 
   Thread-safe.
 
   Args:
-    open_file: opens the file, for reading in binary, anew at each call.
-    path: what errors call it.
-    columns: those wanted; None for all.
+    open_file: opens the file for reading in binary; each call opens it again.
+    path: the file's path, for errors.
+    columns: names of the columns to read; None for all.
 
   Attributes:
-    features: the columns by name, sorted.
-    group_rows: of each row group, `(row groups,) int64`.
+    features: the columns' features, sorted by name.
+    group_rows: number of rows in each row group, `(row groups,) int64`.
 
   Raises:
-    AnystepError: 78 `feature_form` for a column that is no feature, `column_missing`, `package_missing`.
-    pyarrow.ArrowException: where the file is no Parquet file.
+    AnystepError: 78 `feature_form` for a column whose type no feature has, `column_missing`,
+      `package_missing`.
+    pyarrow.ArrowException: if the file is no Parquet file.
   """
 
   def __init__(
@@ -74,7 +75,7 @@ class ParquetRows:
     return int(self.group_rows.sum())
 
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[dict[str, Ragged | np.ndarray]]:
-    """All rows, or those of some row groups, some at a time, each column as one batch.
+    """Yield all rows, or those of some row groups, in batches of features by name.
 
     Raises:
       AnystepError: 65 `column_null`.
@@ -82,15 +83,15 @@ class ParquetRows:
     starts = np.cumsum(self.group_rows) - self.group_rows
     for group in range(len(self.group_rows)) if groups is None else groups:
       start = int(starts[group])
-      for batch in self._decoded(group):
+      for batch in self._decode_group(group):
         yield columns_of(batch, self.features, self._path, rows=range(start, start + len(batch)))
         start += len(batch)
 
   def read_records(self, places: np.ndarray) -> list[bytes]:
-    """Rows as serialized `tf.train.Example`; a row group with some of them is decoded once, to the last.
+    """Return rows as serialized `tf.train.Example`; each row group is decoded once, up to the last such row.
 
     Args:
-      places: in the file, `(records,) int64`, ascending.
+      places: numbers of the rows in the file, `(records,) int64`, ascending.
 
     Raises:
       AnystepError: 65 `column_null`.
@@ -100,16 +101,16 @@ class ParquetRows:
     for group in np.unique(np.searchsorted(stops, places, side="right")).tolist():
       start = stops[group] - self.group_rows[group]
       first, last = np.searchsorted(places, [start, stops[group]]).tolist()
-      for batch in self._decoded(group, places[first:last] - start):
+      for batch in self._decode_group(group, places[first:last] - start):
         rows = places[len(records) : len(records) + len(batch)]
-        records += _serialized(columns_of(batch, self.features, self._path, rows=rows))
+        records += _serialize(columns_of(batch, self.features, self._path, rows=rows))
     return records
 
   def check_records(self) -> None:
-    """Refuses columns of which a record would not give every value back as it is.
+    """Refuse columns with values that a record cannot hold exactly.
 
-    Nulls are looked for where the file's statistics do not rule them out. For a column of lists these count
-    empty lists as well, so such a column may have to be read.
+    A column is read to look for nulls if the file's statistics do not rule them out. For lists the statistics
+    also count empty lists as nulls, so such a column may have to be read.
 
     Raises:
       AnystepError: 78 `feature_form`; 65 `column_null`.
@@ -120,20 +121,20 @@ class ParquetRows:
     doubtful = [name for name in self.features if self._may_have_nulls(name)]
     start = 0
     for group in range(len(self.group_rows) if doubtful else 0):
-      for batch in self._decoded(group, columns=doubtful):
+      for batch in self._decode_group(group, columns=doubtful):
         for name in doubtful:
           flat_values(batch.column(name), name, self._path, rows=range(start, start + len(batch)))
         start += len(batch)
 
   def _may_have_nulls(self, name: str) -> bool:
     chunks = [group.column(k) for group in self._groups for k in range(group.num_columns)]
-    own = [chunk.statistics for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
-    return any(statistics is None or statistics.null_count != 0 for statistics in own)
+    of_column = [chunk.statistics for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
+    return any(statistics is None or statistics.null_count != 0 for statistics in of_column)
 
-  def _decoded(
-    self, group: int, wanted: np.ndarray | None = None, *, columns: Sequence[str] | None = None
+  def _decode_group(
+    self, group: int, positions: np.ndarray | None = None, *, columns: Sequence[str] | None = None
   ) -> Iterator[Any]:
-    """A row group's rows as Arrow's record batches: all, or those at some places in it, ascending."""
+    """Yield a row group's rows as Arrow's record batches: all, or those at ascending positions in it."""
     import pyarrow as pa
 
     rows, start = int(self.group_rows[group]), 0
@@ -148,24 +149,26 @@ class ParquetRows:
       )
       for batch in batches:
         stop = start + len(batch)
-        if wanted is None:
+        if positions is None:
           yield batch
         else:
-          first, last = np.searchsorted(wanted, [start, stop]).tolist()
-          if first < last:
-            yield batch if last - first == len(batch) else batch.take(pa.array(wanted[first:last] - start))
-          if last == len(wanted):
+          first, last = np.searchsorted(positions, [start, stop]).tolist()
+          if last - first == len(batch):
+            yield batch
+          elif first < last:
+            yield batch.take(pa.array(positions[first:last] - start))
+          if last == len(positions):
             return
         start = stop
     if start != rows:
-      raise ValueError(f"row group {group} has {start} rows in place of {rows}")
+      raise ValueError(f"row group {group} has {start} rows instead of {rows}")
 
 
 def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> ParquetRows:
-  """The rows of a Parquet file.
+  """Open a Parquet file.
 
   Raises:
-    AnystepError: 65 `file_container` where it is none, or not all of one; 78 as `ParquetRows`.
+    AnystepError: 65 `file_container` if it is no complete Parquet file; 78 as `ParquetRows`.
   """
   try:
     return ParquetRows(lambda: epath.Path(path).open("rb"), path, columns=columns)
@@ -174,13 +177,13 @@ def open_parquet(path: epath.PathLike, columns: Sequence[str] | None = None) -> 
       ExitCode.DATA,
       "file_container",
       path=path,
-      expected="a Parquet file, and all of it",
+      expected="a complete Parquet file",
       got=one_line(error, with_type=False),
       fix="fetch or write the file anew",
     ) from error
 
 
-def _serialized(columns: Mapping[str, Ragged | np.ndarray]) -> list[bytes]:
+def _serialize(columns: Mapping[str, Ragged | np.ndarray]) -> list[bytes]:
   data, ends = serialize_examples(columns)
   content, stops = data.tobytes(), ends.tolist()
   return [content[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]

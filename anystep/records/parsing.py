@@ -1,4 +1,4 @@
-"""`tf.train.Example` records to numpy and back: by compiled loops where numba is installed, else protobuf."""
+"""Parsing of `tf.train.Example` records: by compiled loops if numba is installed, else by protobuf."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anystep.records.writing import stored_lists
 
 
 def parse_example(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
-  """One record's features: arrays of the manifest's dtype and shape; scalars have shape ().
+  """Parse one record: arrays of the manifest's dtype and shape, by name; scalars have shape ().
 
   A feature of rows whose lengths differ is a `Ragged`.
 
@@ -36,7 +36,7 @@ def parse_example(record: bytes, features: Mapping[str, Feature]) -> dict[str, A
 def parse_examples(
   records: Sequence[bytes], features: Mapping[str, Feature]
 ) -> dict[str, Ragged | np.ndarray]:
-  """Several records' features, by name; who parses thousands of batches makes an `ExampleParser`.
+  """Parse several records to features by name; for thousands of batches use an `ExampleParser`.
 
   Raises:
     AnystepError: as `ExampleParser`.
@@ -47,15 +47,15 @@ def parse_examples(
 
 
 class ExampleParser:
-  """Parses records, a batch at a time, into what a manifest says of their features.
+  """Parser of batches of records to the features of a manifest.
 
-  Thread-safe and picklable. Where numba is installed, what writers write is decoded by compiled loops,
-  without Python's lock and in a tenth of protobuf's time; any other record is protobuf's to parse, so the
-  arrays, or the error, are always protobuf's.
+  Thread-safe and picklable. If numba is installed, compiled loops decode records that are encoded as writers
+  encode them, without Python's lock and in a tenth of protobuf's time. Protobuf parses all other records, so
+  the arrays, or the error, are always those of protobuf.
 
   Args:
-    features: the features wanted, by name; others in the records are passed over. The loops for them are
-      compiled here, or taken from where numba keeps them.
+    features: the features to parse, by name; other features in the records are skipped. Loops for them are
+      compiled here, or loaded from numba's files.
   """
 
   def __init__(self, features: Mapping[str, Feature]):
@@ -65,16 +65,16 @@ class ExampleParser:
       _decode([], self._features)
 
   def __reduce__(self):
-    # Another process compiles for itself.
+    # Another process compiles its own loops.
     return type(self), (self._features,)
 
   def __call__(self, records: Sequence[bytes]) -> dict[str, Ragged | np.ndarray]:
-    """The records' features, by name: a `Ragged` for a sequence, else an array of shape `(rows,)`.
+    """Parse records to features by name: a `Ragged` for a sequence, else an array of shape `(rows,)`.
 
     Raises:
-      AnystepError: 65 `record_invalid` for a record that is no `tf.train.Example`, or in which a feature is
-        of another kind, has another number of values than its shape, or integers outside its dtype. Of
-        several, one is named: its place among the records is `error.fields["position"]`.
+      AnystepError: 65 `record_invalid` for a record that is no `tf.train.Example`, or in which a feature has
+        another kind, a number of values that does not fit its shape, or integers outside its dtype. If there
+        are several such records, the error names one; `error.fields["position"]` is its position.
     """
     batch = _decode(records, self._features) if self._compiled else None
     return _parse_with_protobuf(records, self._features) if batch is None else batch
@@ -83,11 +83,11 @@ class ExampleParser:
 def _decode(
   records: Sequence[bytes], features: Mapping[str, Feature]
 ) -> dict[str, Ragged | np.ndarray] | None:
-  """None where a record is not as writers write it: what it is, is protobuf's to say."""
+  """Decode records by compiled loops; return None if a record is not encoded as writers encode it."""
   joined = b"".join(records)
   data = np.frombuffer(joined, np.uint8)
   ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
-  stored = _stored(features)
+  stored = _expand_ragged(features)
   names = [name.encode() for name in stored]
   name_ends = np.cumsum([len(name) for name in names], dtype=np.int64)
   kinds = np.array([1 + list(LIST_DTYPES).index(_kind(feature)) for feature in stored.values()], np.int64)
@@ -102,17 +102,17 @@ def _decode(
     if values is None:
       return None
     lists[name] = values, counts[k]
-  return {name: _shaped(name, feature, lists) for name, feature in features.items()}
+  return {name: _build_feature(name, feature, lists) for name, feature in features.items()}
 
 
 def _decode_lists(
   joined: bytes, begins: np.ndarray, stops: np.ndarray, total: int, feature: Feature
 ) -> np.ndarray | None:
-  """A feature's values, list after list; None where integers are cut or too large."""
+  """Decode a feature's values, list after list; return None if integers are cut off or too large."""
   data = np.frombuffer(joined, np.uint8)
   kind = _kind(feature)
   if kind == "int64_list":
-    # Most tokens are int32; what else there is, is made of int64.
+    # Most tokens are int32; other dtypes are converted from int64.
     dtype: Any = np.int32 if feature.dtype == "int32" else np.int64
     values, limits = np.empty(total, dtype), np.iinfo(dtype)
     return values if decode_integers(data, begins, stops, values, limits.min, limits.max) else None
@@ -131,32 +131,32 @@ def _parse_with_protobuf(
   from google.protobuf.message import DecodeError
 
   message = example_class()
-  wanted: list[tuple[str, str, list[np.ndarray]]] = [
-    (name, _kind(feature), []) for name, feature in _stored(features).items()
+  rows_by_feature: list[tuple[str, str, list[np.ndarray]]] = [
+    (name, _kind(feature), []) for name, feature in _expand_ragged(features).items()
   ]
   for position, record in enumerate(records):
     try:
       stored = message.FromString(record).features.feature
     except DecodeError as error:
       got = f"{len(record)} bytes: {error}"
-      raise _invalid(position, None, expected="a serialized tf.train.Example", got=got) from error
-    for name, kind, rows in wanted:
+      raise _record_invalid(position, None, expected="a serialized tf.train.Example", got=got) from error
+    for name, kind, rows in rows_by_feature:
       feature = stored[name]
-      found = feature.WhichOneof("kind") or kind
-      values = getattr(feature, found).value
-      if found != kind and len(values):
-        raise _invalid(position, name, expected=kind, got=found)
+      stored_kind = feature.WhichOneof("kind") or kind
+      values = getattr(feature, stored_kind).value
+      if stored_kind != kind and len(values):
+        raise _record_invalid(position, name, expected=kind, got=stored_kind)
       rows.append(np.fromiter(values, LIST_DTYPES[kind], len(values)))
   lists = {}
-  for name, kind, rows in wanted:
+  for name, kind, rows in rows_by_feature:
     values = np.concatenate(rows) if rows else np.zeros(0, LIST_DTYPES[kind])
     values = values.view(np.float32) if kind == "float_list" else values
     lists[name] = values, np.array([len(row) for row in rows], np.int64)
-  return {name: _shaped(name, feature, lists) for name, feature in features.items()}
+  return {name: _build_feature(name, feature, lists) for name, feature in features.items()}
 
 
-def _stored(features: Mapping[str, Feature]) -> dict[str, Feature]:
-  """The lists that records hold of features."""
+def _expand_ragged(features: Mapping[str, Feature]) -> dict[str, Feature]:
+  """Return the lists that records hold for features, each as a feature."""
   return stored_lists(
     features,
     lambda feature: (feature, Feature(dtype="int64", shape=(None,))) if feature.ragged else None,
@@ -164,15 +164,15 @@ def _stored(features: Mapping[str, Feature]) -> dict[str, Feature]:
 
 
 _Lists = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Lists by name: the values of all records, one record after the other, and how many each has."""
+"""Lists by name: the values of all records, one record after the other, and the number of values of each."""
 
 
-def _shaped(name: str, feature: Feature, lists: _Lists) -> Ragged | np.ndarray:
-  """The feature as its lists have it."""
+def _build_feature(name: str, feature: Feature, lists: _Lists) -> Ragged | np.ndarray:
+  """Build a feature from its lists."""
   if feature.ragged:
-    return _of_ragged_rows(name, feature, lists)
+    return _build_ragged_rows(name, feature, lists)
   values, counts = lists[name]
-  size = math.prod(known for known in feature.shape if known is not None)
+  size = math.prod(axis_size for axis_size in feature.shape if axis_size is not None)
   if None in feature.shape:
     expected = f"a multiple of {size}"
     wrong = counts % size if size else counts
@@ -181,8 +181,8 @@ def _shaped(name: str, feature: Feature, lists: _Lists) -> Ragged | np.ndarray:
     wrong = counts != size
   if wrong.any():
     position = int(np.flatnonzero(wrong)[0])
-    raise _invalid(position, name, expected=f"values: {expected}", got=f"values: {counts[position]}")
-  values = _of_dtype(name, feature, values, counts)
+    raise _record_invalid(position, name, expected=f"values: {expected}", got=f"values: {counts[position]}")
+  values = _cast(name, feature, values, counts)
   if not feature.sequence:
     return values
   length, *inner = feature.shape
@@ -190,40 +190,40 @@ def _shaped(name: str, feature: Feature, lists: _Lists) -> Ragged | np.ndarray:
   return Ragged(values.reshape(lengths.sum(), *inner), lengths)
 
 
-def _of_ragged_rows(name: str, feature: Feature, lists: _Lists) -> Ragged:
-  """The feature as the list of its values and that of its row lengths have it."""
+def _build_ragged_rows(name: str, feature: Feature, lists: _Lists) -> Ragged:
+  """Build a feature of ragged rows from the lists of its values and of its row lengths."""
   values, counts = lists[name]
   rows = Ragged(*lists[row_lengths_name(name)])
-  # Lengths beyond what there is could add up to anything.
+  # The sum of longer lengths could overflow.
   outside = (rows.values < 0) | (rows.values > len(values))
   if outside.any():
-    place = int(np.flatnonzero(outside)[0])
-    position = int(np.searchsorted(np.cumsum(rows.lengths), place, side="right"))
+    row = int(np.flatnonzero(outside)[0])
+    position = int(np.searchsorted(np.cumsum(rows.lengths), row, side="right"))
     expected = f"row lengths: 0 to {len(values)}"
-    raise _invalid(position, name, expected=expected, got=f"row lengths: {rows.values[place]}")
-  totals = rows.sums() * math.prod(known for known in feature.shape if known is not None)
+    raise _record_invalid(position, name, expected=expected, got=f"row lengths: {rows.values[row]}")
+  totals = rows.sums() * math.prod(axis_size for axis_size in feature.shape if axis_size is not None)
   if (totals != counts).any():
     position = int(np.flatnonzero(totals != counts)[0])
     expected, got = f"values: {totals[position]}, as its rows' lengths add up", f"values: {counts[position]}"
-    raise _invalid(position, name, expected=expected, got=got)
-  values = _of_dtype(name, feature, values, counts)
+    raise _record_invalid(position, name, expected=expected, got=got)
+  values = _cast(name, feature, values, counts)
   return Ragged(Ragged(values.reshape(-1, *feature.shape[2:]), rows.values), rows.lengths)
 
 
-def _of_dtype(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """The values of records that have so many each, as what the manifest says they are."""
+def _cast(name: str, feature: Feature, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Convert values to the feature's dtype; counts are the records' numbers of values, `(records,) int64`."""
   dtype = feature.numpy_dtype
   if dtype.kind in "biu" and dtype != values.dtype and len(values):
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if values.min() < low or values.max() > high:
-      place = int(np.flatnonzero((values < low) | (values > high))[0])
-      position = int(np.searchsorted(np.cumsum(counts), place, side="right"))
-      raise _invalid(position, name, expected=f"{dtype}: {low} to {high}", got=int(values[place]))
+      k = int(np.flatnonzero((values < low) | (values > high))[0])
+      position = int(np.searchsorted(np.cumsum(counts), k, side="right"))
+      raise _record_invalid(position, name, expected=f"{dtype}: {low} to {high}", got=int(values[k]))
   with np.errstate(over="ignore", invalid="ignore"):
     return values.astype(dtype, copy=False)
 
 
-def _invalid(position: int, name: str | None, *, expected: str, got: object) -> AnystepError:
+def _record_invalid(position: int, name: str | None, *, expected: str, got: object) -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
     "record_invalid",
@@ -231,7 +231,7 @@ def _invalid(position: int, name: str | None, *, expected: str, got: object) -> 
     feature=name,
     expected=expected,
     got=got,
-    fix="restore the cache from where it was made, or cache the task again with --overwrite",
+    fix="restore the cache from its original, or cache the task again with --overwrite",
   )
 
 

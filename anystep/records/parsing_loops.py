@@ -23,21 +23,21 @@ def locate_lists(
   stops: np.ndarray,
   counts: np.ndarray,
 ) -> bool:
-  """Finds the wanted features' lists in records that stand one after the other.
+  """Find the features' lists in records.
 
   Args:
-    data: the records' bytes. ends: where each ends.
-    names: the wanted features' names, likewise. name_ends: where each ends. kinds: their lists' numbers.
-    begins, stops, counts: `(features, records) int64`, zeros: here go where the values of each list begin
-      and end, and how many they are.
+    data: the records' bytes, one record after the other. ends: the end of each record.
+    names: the features' names, likewise joined. name_ends: the end of each name. kinds: their lists' numbers.
+    begins, stops, counts: `(features, records) int64`, zeros; filled with the begin and end of the values of
+      each list, and their number.
 
   Returns:
-    Whether all is as writers write it. Where it is not (an encoding no writer chooses, another kind of list,
-    damage) nothing is said.
+    True if all records are encoded as writers encode them. Else (another encoding, another kind of list, or
+    damage) the arrays have no meaning.
   """
 
   def content(tag: Any, at: Any, stop: Any) -> tuple[Any, Any]:
-    """Where the content of the field at a place begins and ends: -1 if that is no such field, or is cut."""
+    """Begin and end of the content of the field at `at`; the end is -1 if the field is another or cut off."""
     if at < stop and data[at] == tag:
       length = np.int64(0)
       for shift in range(0, 28, 7):
@@ -67,20 +67,20 @@ def locate_lists(
       feature, feature_stop = content(_SECOND, name_stop, at)
       if feature_stop != at:
         return False
-      wanted = -1
+      matching = -1
       name_begin = 0
       for k in range(len(name_ends)):
         if name_stop - name == name_ends[k] - name_begin:
           same = True
-          for place in range(name_stop - name):
-            same &= data[name + place] == names[name_begin + place]
+          for j in range(name_stop - name):
+            same &= data[name + j] == names[name_begin + j]
           if same:
-            wanted = k
+            matching = k
         name_begin = name_ends[k]
-      if wanted >= 0:
-        if begins[wanted, row]:
+      if matching >= 0:
+        if begins[matching, row]:
           return False
-        begins[wanted, row] = stops[wanted, row] = feature_stop
+        begins[matching, row] = stops[matching, row] = feature_stop
       if feature == feature_stop:
         continue
       kind = np.int64(data[feature]) >> 3
@@ -89,7 +89,7 @@ def locate_lists(
         return False
       if values == values_stop:
         continue
-      if wanted >= 0 and kinds[wanted] != kind:
+      if matching >= 0 and kinds[matching] != kind:
         return False
       count = 0
       if kind == 1:
@@ -107,7 +107,7 @@ def locate_lists(
           if (values_stop - values) & 3:
             return False
           count = (values_stop - values) >> 2
-        elif wanted >= 0:
+        elif matching >= 0:
           for byte in data[values:values_stop]:
             count += byte < 128
         else:
@@ -118,10 +118,10 @@ def locate_lists(
             run = run + 1 if byte > 127 else 0
           if run:
             return False
-      if wanted >= 0:
-        begins[wanted, row] = values
-        stops[wanted, row] = values_stop
-        counts[wanted, row] = count
+      if matching >= 0:
+        begins[matching, row] = values
+        stops[matching, row] = values_stop
+        counts[matching, row] = count
   return True
 
 
@@ -129,15 +129,18 @@ def locate_lists(
 def decode_integers(
   data: np.ndarray, begins: np.ndarray, stops: np.ndarray, values: np.ndarray, low: int, high: int
 ) -> bool:
-  """Decodes varints, list after list, into `(sum of counts,)`; whether all are whole and from low to high.
+  """Decode varints, list after list, into `values`, `(sum of counts,)`.
 
-  A varint's place follows from the lengths of those before it, which is what takes the time: so each list is
-  decoded in two halves at once.
+  The begin of a varint depends on the lengths of all before it, and this chain takes the time. So the two
+  halves of each list are decoded side by side.
+
+  Returns:
+    True if all varints are complete and from low to high.
   """
 
   def of_three_bytes(at: Any) -> tuple[Any, Any, Any]:
-    """The varint at a place, where it ends, and whether it has more than the three bytes that are read."""
-    # Unsigned places need no test for negative ones; a branch for each length could only be guessed.
+    """The varint at `at`, its end, and whether it has more bytes than the three that are read."""
+    # Unsigned indices need no test for negative ones. A branch for each length would be mispredicted.
     first, second = np.int64(data[np.uint64(at)]), np.int64(data[np.uint64(at + 1)])
     third = np.int64(data[np.uint64(at + 2)])
     two = first >> 7
@@ -147,7 +150,7 @@ def decode_integers(
     return first + (second - two << 7) + (third - three << 14), at + 1 + two + three, third >> 7
 
   def of_any_size(at: Any, stop: Any) -> tuple[Any, Any]:
-    """The varint at a place and where it ends: -1 where it is cut, or outside the bounds."""
+    """The varint at `at` and its end; the end is -1 if the varint is cut off or outside the bounds."""
     value = np.int64(0)
     for shift in range(0, 70, 7):
       if at >= stop:
@@ -197,7 +200,7 @@ def decode_integers(
 
 @compiled
 def gather_bytes(data: np.ndarray, begins: np.ndarray, stops: np.ndarray, gathered: np.ndarray) -> None:
-  """Copies pieces of the bytes, one after the other."""
+  """Copy pieces of the bytes into `gathered`, one after the other."""
   k = 0
   for row in range(len(begins)):
     for byte in data[begins[row] : stops[row]]:
@@ -207,7 +210,7 @@ def gather_bytes(data: np.ndarray, begins: np.ndarray, stops: np.ndarray, gather
 
 @compiled
 def locate_texts(data: np.ndarray, begins: np.ndarray, stops: np.ndarray, bounds: np.ndarray) -> None:
-  """Finds where the texts of lists that are whole begin and end, `(texts, 2) int64`."""
+  """Fill `bounds`, `(texts, 2) int64`, with the begin and end of each text of complete lists."""
   k = 0
   for row in range(len(begins)):
     at = begins[row]

@@ -1,4 +1,4 @@
-"""Batches of examples to `tf.train.Example` records: by compiled loops where numba is installed."""
+"""Serialization of examples as `tf.train.Example` records: by compiled loops if numba is installed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from anystep.records.writing_loops import (
 
 
 def serialize_examples(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-  """A batch's records one after the other: of each row the bytes that `serialize_example` makes.
+  """Serialize a batch: for each row the bytes of `serialize_example`, one row after the other.
 
-  Thread-safe. Where numba is installed compiled loops write the records, without Python's lock.
+  Thread-safe. If numba is installed, compiled loops write the records, without Python's lock.
 
   Args:
-    batch: features by name: a `Ragged` for a sequence, one of `Ragged` values where an example's own rows
-      differ in length, else an array whose first axis counts rows. Numbers that int64, or float32, does not
-      hold are stored as numpy casts them.
+    batch: features by name: a `Ragged` for a sequence (with `Ragged` values if an example's own rows differ
+      in length), else an array whose first axis counts rows. Numbers that int64, or float32, cannot hold are
+      stored as numpy casts them.
 
   Returns:
-    `(bytes,) uint8`, the records, and `(rows,) int64`, where each ends.
+    `(bytes,) uint8`, the records, and `(rows,) int64`, the end of each.
 
   Raises:
-    TypeError: for a dtype that no record holds.
-    ValueError: where features differ in their number of rows, or two would be stored under one name.
+    TypeError: for a dtype that no record can hold.
+    ValueError: if features differ in their number of rows, or two would be stored under one name.
 
   >>> data, ends = serialize_examples({"number": np.array([3, 300])})
   >>> ends
@@ -50,25 +50,25 @@ def serialize_examples(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
   if len(set(num_rows.values())) > 1:
     raise ValueError(f"rows differ: {num_rows}")
   if max(num_rows.values(), default=0) < FEWEST_TO_COMPILE_FOR or not importlib.util.find_spec("numba"):
-    return _row_by_row(batch)
-  return _by_compiled_loops(batch)
+    return _serialize_by_rows(batch)
+  return _serialize_by_loops(batch)
 
 
-def _row_by_row(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _serialize_by_rows(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
   columns = [feature.rows() if isinstance(feature, Ragged) else feature for feature in batch.values()]
   records = [serialize_example(dict(zip(batch, row, strict=True))) for row in zip(*columns, strict=True)]
   ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
   return np.frombuffer(bytearray(b"".join(records)), np.uint8), ends
 
 
-def _by_compiled_loops(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-  lists = _lists_of(batch)
-  columns = {name: _column(name, lists[name]) for name in sorted(lists)}
+def _serialize_by_loops(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+  lists = _split_into_lists(batch)
+  columns = {name: _to_column(name, lists[name]) for name in sorted(lists)}
   stems = [wire_field(1, name.encode()) + b"\x12" for name in columns]
   num_rows = len(next(iter(batch.values()))) if batch else 0
-  sizes, places = np.empty((2, len(columns), num_rows), np.int64)
-  for column, own_sizes in zip(columns.values(), sizes, strict=True):
-    column.measure(own_sizes)
+  sizes, begins = np.empty((2, len(columns), num_rows), np.int64)
+  for column, column_sizes in zip(columns.values(), sizes, strict=True):
+    column.measure(column_sizes)
   ends = np.empty(num_rows, np.int64)
   data = lay_out(
     sizes,
@@ -76,15 +76,15 @@ def _by_compiled_loops(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     np.frombuffer(b"".join(stems), np.uint8),
     np.cumsum([len(stem) for stem in stems], dtype=np.int64),
     ends,
-    places,
+    begins,
   )
-  for column, own_sizes, own_places in zip(columns.values(), sizes, places, strict=True):
-    column.write(own_sizes, own_places, data)
+  for column, column_sizes, column_begins in zip(columns.values(), sizes, begins, strict=True):
+    column.write(column_sizes, column_begins, data)
   return data, ends
 
 
-def _lists_of(batch: Batch) -> dict[str, Ragged | np.ndarray]:
-  """By name the lists that records hold."""
+def _split_into_lists(batch: Batch) -> dict[str, Ragged | np.ndarray]:
+  """Return the lists that records hold for a batch, by name."""
 
   def parts_of(feature: Any) -> tuple[Ragged, Ragged] | None:
     if not (isinstance(feature, Ragged) and isinstance(feature.values, Ragged)):
@@ -97,24 +97,24 @@ def _lists_of(batch: Batch) -> dict[str, Ragged | np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class _Integers:
-  """Integers, all rows' one after the other, and how many each row has."""
+  """Integers of all rows, one row after the other, and each row's number of integers."""
 
   values: np.ndarray
   counts: np.ndarray
   list_number = 3
 
   def measure(self, sizes: np.ndarray) -> None:
-    """Fills in how many bytes each row's values take."""
+    """Fill `sizes`, `(rows,) int64`, with the bytes that each row's values take."""
     measure_integers(self.values, self.counts, sizes)
 
-  def write(self, sizes: np.ndarray, places: np.ndarray, data: np.ndarray) -> None:
-    """Writes each row's values to its place."""
-    write_integers(self.values, self.counts, sizes, places, data)
+  def write(self, sizes: np.ndarray, begins: np.ndarray, data: np.ndarray) -> None:
+    """Write each row's values into `data` from its begin on."""
+    write_integers(self.values, self.counts, sizes, begins, data)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Floats:
-  """Floats, likewise."""
+  """Floats of all rows, one row after the other, and each row's number of floats."""
 
   values: np.ndarray
   counts: np.ndarray
@@ -124,14 +124,14 @@ class _Floats:
     """See `_Integers`."""
     np.multiply(self.counts, 4, out=sizes)
 
-  def write(self, sizes: np.ndarray, places: np.ndarray, data: np.ndarray) -> None:
+  def write(self, sizes: np.ndarray, begins: np.ndarray, data: np.ndarray) -> None:
     """See `_Integers`."""
-    write_bytes(self.values.view(np.uint8), sizes, places, data)
+    write_bytes(self.values.view(np.uint8), sizes, begins, data)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Texts:
-  """Texts, joined, with how many bytes each has."""
+  """Texts of all rows, joined, with the bytes of each text and each row's number of texts."""
 
   joined: np.ndarray
   text_sizes: np.ndarray
@@ -142,13 +142,13 @@ class _Texts:
     """See `_Integers`."""
     measure_texts(self.text_sizes, self.counts, sizes)
 
-  def write(self, sizes: np.ndarray, places: np.ndarray, data: np.ndarray) -> None:
+  def write(self, sizes: np.ndarray, begins: np.ndarray, data: np.ndarray) -> None:
     """See `_Integers`."""
-    write_texts(self.joined, self.text_sizes, self.counts, places, data)
+    write_texts(self.joined, self.text_sizes, self.counts, begins, data)
 
 
-def _column(name: str, feature: Ragged | np.ndarray) -> _Integers | _Floats | _Texts:
-  """A feature as what is written of it."""
+def _to_column(name: str, feature: Ragged | np.ndarray) -> _Integers | _Floats | _Texts:
+  """Return the list of a feature that is written."""
   if isinstance(feature, Ragged):
     values, counts = np.asarray(feature.values), feature.lengths
   else:
@@ -159,29 +159,29 @@ def _column(name: str, feature: Ragged | np.ndarray) -> _Integers | _Floats | _T
     values = values.astype(object)
   kind = list_kind(name, values.dtype)
   if kind == "int64_list":
-    # Two dtypes are all that loops are compiled for.
+    # Loops are compiled for these two dtypes only.
     dtype = np.int32 if np.can_cast(values.dtype, np.int32) else np.int64
-    return _Integers(_read_only(values.astype(dtype, copy=False)), counts)
+    return _Integers(_as_read_only(values.astype(dtype, copy=False)), counts)
   if kind == "float_list":
     with np.errstate(over="ignore", invalid="ignore"):
-      return _Floats(_read_only(values.astype("<f4", copy=False)), counts)
+      return _Floats(_as_read_only(values.astype("<f4", copy=False)), counts)
   texts = [text.encode() if isinstance(text, str) else text for text in values.tolist()]
   joined = np.frombuffer(b"".join(texts), np.uint8)
   return _Texts(joined, np.fromiter(map(len, texts), np.int64, len(texts)), counts)
 
 
-def _read_only(values: np.ndarray) -> np.ndarray:
-  """The values, contiguous: numba compiles anew for arrays that may be written to."""
+def _as_read_only(values: np.ndarray) -> np.ndarray:
+  """Return a contiguous read-only view: numba would compile once more for writable arrays."""
   view = np.ascontiguousarray(values).view()
   view.flags.writeable = False
   return view
 
 
 def serialize_example(example: Mapping[str, Any]) -> bytes:
-  """One record: a serialized `tf.train.Example`, features sorted by name (docs/order.md#files-of-a-cache).
+  """Serialize one record as a `tf.train.Example`, features sorted by name (docs/order.md#files-of-a-cache).
 
-  Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. Rows whose
-  lengths differ, a `Ragged`, are stored as SeqIO does: their values, and their lengths under another name.
+  Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. A `Ragged` is
+  stored as SeqIO stores it: its values, and the lengths of its rows under another name.
 
   >>> example = {"targets": np.array([3, 1])}
   >>> parse_example(serialize_example(example), {"targets": Feature(dtype="int32", shape=(None,))})
@@ -190,13 +190,13 @@ def serialize_example(example: Mapping[str, Any]) -> bytes:
   lists = stored_lists(
     example, lambda value: (value.values, value.lengths) if isinstance(value, Ragged) else None
   )
-  # One by one, for protobuf's implementations sort names differently.
+  # Entry by entry, because protobuf's implementations sort names differently.
   entries = b"".join(_serialize_entry(name, lists[name]) for name in sorted(lists))
   return wire_field(1, entries) if entries else b""
 
 
 def _serialize_entry(name: str, value: Any) -> bytes:
-  """A list's entry among a record's features."""
+  """Serialize a list's entry among a record's features."""
   features = example_class()().features
   values = np.asarray(value)
   if values.dtype.kind in "SU":
@@ -219,14 +219,14 @@ def _serialize_entry(name: str, value: Any) -> bytes:
 def stored_lists(
   features: Mapping[str, Any], parts_of: Callable[[Any], tuple[Any, Any] | None]
 ) -> dict[str, Any]:
-  """By name the lists that records hold of features: of ragged rows their values and their lengths.
+  """Return the lists that records hold for features, by name; ragged rows have two: values and lengths.
 
   Args:
-    features: by name, in any form.
-    parts_of: tells of a feature of ragged rows what those two are in that form, of another None.
+    features: features by name, in any form.
+    parts_of: returns these two lists for a feature of ragged rows, in the same form, and None for others.
 
   Raises:
-    ValueError: where two lists would have one name.
+    ValueError: if two lists would have the same name.
 
   Source: `dict_to_tfexample` and `tfexample_ragged_length_key` of seqio/utils.py.
   """

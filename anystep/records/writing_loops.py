@@ -11,12 +11,12 @@ from anystep.compiled import compiled
 
 @compiled
 def measure_integers(values: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> None:
-  """Bytes that each list's varints take, `(rows,) int64`; a row has `counts` of the values."""
+  """Fill `sizes`, `(rows,) int64`, with the bytes of each list's varints; a row has `counts` values."""
   k = np.uint64(0)
   for row in range(len(counts)):
     stop = k + np.uint64(counts[row])
     size, every_bit = stop - k, np.uint64(0)
-    # A plain sum over unsigned places is one that the compiler makes vectors of.
+    # The compiler vectorizes a plain sum over unsigned indices.
     for j in range(k, stop):
       number = np.uint64(values[j])
       every_bit |= number
@@ -35,7 +35,7 @@ def measure_integers(values: np.ndarray, counts: np.ndarray, sizes: np.ndarray) 
 
 @compiled
 def measure_texts(text_sizes: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> None:
-  """Bytes that each list's texts take with what stands before each, `(rows,) int64`."""
+  """Fill `sizes`, `(rows,) int64`, with the bytes that each list's texts and their headers take."""
   k = 0
   for row in range(len(counts)):
     size = np.int64(0)
@@ -55,23 +55,23 @@ def lay_out(
   stems: np.ndarray,
   stem_ends: np.ndarray,
   ends: np.ndarray,
-  places: np.ndarray,
+  begins: np.ndarray,
 ) -> np.ndarray:
-  """Writes the records but for the lists' values.
+  """Write the records without the lists' values.
 
   Args:
     sizes: `(features, rows) int64`, bytes of the values of each list.
     kinds: `(features,) int64`, the lists' numbers.
-    stems: bytes that a feature's entry begins with, one feature after the other. stem_ends: where each ends.
-    ends: `(rows,) int64`: here goes where each record ends.
-    places: `(features, rows) int64`: here goes where the values of each list begin.
+    stems: first bytes of each feature's entry, joined. stem_ends: the end of each stem.
+    ends: `(rows,) int64`; filled with the end of each record.
+    begins: `(features, rows) int64`; filled with the begin of the values of each list.
 
   Returns:
     The records, `(bytes,) uint8`.
   """
 
   def with_head(size: Any) -> Any:
-    """Bytes of a field of so many, with its tag and length."""
+    """Bytes of a field with a content of `size` bytes, its tag and length included."""
     whole = size + 2
     while size > 127:
       size >>= 7
@@ -79,7 +79,7 @@ def lay_out(
     return whole
 
   def write_head(data: Any, at: Any, tag: Any, size: Any) -> Any:
-    """Writes a field's tag and length; where its content begins."""
+    """Write a field's tag and length; return the begin of its content."""
     data[at] = tag
     at += 1
     while size > 127:
@@ -100,7 +100,7 @@ def lay_out(
         size = with_head(size)
       entries += with_head(stem_ends[f] - stem + with_head(with_head(size)) - 1)
       stem = stem_ends[f]
-    # Until the second pass: how much the record's one field holds.
+    # Until the second pass, `ends` has the size of each record's one field.
     ends[row] = entries
     total += with_head(entries)
   data = np.empty(total, np.uint8)
@@ -113,15 +113,15 @@ def lay_out(
       list_size = with_head(size) if kinds[f] > 1 and size else size
       feature_size = with_head(list_size)
       at = write_head(data, at, 0x0A, stem_ends[f] - stem + with_head(feature_size) - 1)
-      for place in range(stem, stem_ends[f] - 1):
-        data[at] = stems[place]
+      for j in range(stem, stem_ends[f] - 1):
+        data[at] = stems[j]
         at += 1
       stem = stem_ends[f]
       at = write_head(data, at, stems[stem - 1], feature_size)
       at = write_head(data, at, kinds[f] << 3 | 2, list_size)
       if list_size > size:
         at = write_head(data, at, 0x0A, size)
-      places[f, row] = at
+      begins[f, row] = at
       at += size
     ends[row] = at
   return data
@@ -129,18 +129,18 @@ def lay_out(
 
 @compiled
 def write_integers(
-  values: np.ndarray, counts: np.ndarray, sizes: np.ndarray, places: np.ndarray, data: np.ndarray
+  values: np.ndarray, counts: np.ndarray, sizes: np.ndarray, begins: np.ndarray, data: np.ndarray
 ) -> None:
-  """Writes each list's varints, of so many bytes, to its place."""
+  """Write each list's varints, of `sizes` bytes, from its begin on."""
   k = 0
   for row in range(len(counts)):
-    at, stop = places[row], k + counts[row]
+    at, stop = begins[row], k + counts[row]
     if sizes[row] == counts[row]:
       for j in range(counts[row]):
         data[np.uint64(at + j)] = values[np.uint64(k + j)]
       k = stop
     while k < stop:
-      # While three more follow, four bytes may be written whatever the size is, which no branch need guess.
+      # If three more numbers follow, four bytes may always be written, so that no branch depends on the size.
       while k < stop - 3:
         number = np.uint64(values[np.uint64(k)])
         if number >> np.uint64(28):
@@ -164,13 +164,13 @@ def write_integers(
 
 @compiled
 def write_texts(
-  joined: np.ndarray, text_sizes: np.ndarray, counts: np.ndarray, places: np.ndarray, data: np.ndarray
+  joined: np.ndarray, text_sizes: np.ndarray, counts: np.ndarray, begins: np.ndarray, data: np.ndarray
 ) -> None:
-  """Writes each list's texts, which are joined, to its place."""
+  """Write each list's texts, which are joined, from its begin on."""
   begin = np.int64(0)
   k = 0
   for row in range(len(counts)):
-    at = places[row]
+    at = begins[row]
     for text_size in text_sizes[k : k + counts[row]]:
       data[at] = 0x0A
       at += 1
@@ -189,11 +189,11 @@ def write_texts(
 
 
 @compiled
-def write_bytes(content: np.ndarray, sizes: np.ndarray, places: np.ndarray, data: np.ndarray) -> None:
-  """Writes pieces of the content, one after the other of so many bytes, to their places."""
+def write_bytes(content: np.ndarray, sizes: np.ndarray, begins: np.ndarray, data: np.ndarray) -> None:
+  """Write consecutive pieces of the content, of `sizes` bytes, each from its begin on."""
   begin = np.int64(0)
   for row in range(len(sizes)):
-    at = places[row]
+    at = begins[row]
     for j in range(sizes[row]):
       data[np.uint64(at + j)] = content[np.uint64(begin + j)]
     begin += sizes[row]

@@ -1,4 +1,4 @@
-"""What examples go through at reading, and the identity by which a plan knows it.
+"""Transforms of examples at reading, and the identities by which plans know them.
 
-Functions of examples. Those of SeqIO tasks are in `anystep.tasks.reading`.
+These are functions of examples. The transforms of SeqIO tasks are in `anystep.tasks.reading`.
 """

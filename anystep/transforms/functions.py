@@ -14,15 +14,15 @@ from anystep.transforms.identity import describe
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform, random_keys
 
 Example = dict[str, Any]
-"""Features by name: arrays of the example's own, which it may change in place; numbers, bytes and texts."""
+"""Features by name: numbers, bytes, texts, and arrays, which are copies that a function may change."""
 
 
 @typing.final
 class Map(Transform):
-  """Each example as a function makes it.
+  """Transform that applies a function to each example.
 
-  What has a rank of 1 or more becomes `Ragged`, else an array of shape `(rows,)`; bytes and texts are
-  objects. Of no examples no features are made, for only running the function tells which.
+  Results of rank 1 or more become `Ragged`, others an array of shape `(rows,)`; bytes and texts are objects.
+  A batch without examples becomes a batch without features, because only the function tells their names.
 
   >>> scale = Map(lambda example: {"number": 2 * example["number"], "ones": np.ones(example["number"])})
   >>> records = Records(np.zeros(2, np.int64), np.arange(2), "demo", "train", 0)
@@ -31,10 +31,10 @@ class Map(Transform):
   (array([2, 4]), array([1, 2]))
 
   Args:
-    function: makes one example of one. It is called from several threads, and goes to worker processes as
-      pickle takes it: a function of a module, not a lambda.
-    identity: JSON that names what is done, another wherever results differ; by default the function's name,
-      source and captured values, which say nothing of what it calls.
+    function: turns one example into another. Several threads call it, and worker processes get it by pickle,
+      so it must be a function of a module, not a lambda.
+    identity: JSON that identifies the function's effect; give another one when results change. The default
+      has the function's name, source and captured values, but nothing of the functions that it calls.
   """
 
   def __init__(self, function: Callable[[Example], Mapping[str, Any]], *, identity: Any = None):
@@ -46,21 +46,23 @@ class Map(Transform):
     """See `Transform`.
 
     Raises:
-      AnystepError: 78 `transform_output` where what the function makes is no example, or from one example to
-        the next has other features, or one of another dtype, rank or inner dimensions.
+      AnystepError: 78 `transform_output` if a result is no example, or if the results for two examples have
+        different features, or features of different dtypes, ranks or inner dimensions.
     """
-    examples = _results(lambda own: _arrays(self._function(own)), records, _examples(batch, records))
-    return _stacked(examples, records, self._forms)
+    examples = _call_for_each(
+      lambda example: _to_arrays(self._function(example)), records, _copy_examples(batch, records)
+    )
+    return _stack(examples, records, self._forms)
 
 
 @typing.final
 class RandomMap(Transform):
-  """Each example as a function makes it that also draws; else as `Map`.
+  """Transform that applies a function with random draws to each example; else as `Map`.
 
   Args:
-    function: makes one example of one and a generator, which is keyed by the plan's seed, task, split, epoch,
-      index and the transform's place: an example's draws are the same wherever and beside whatever it is
-      read, and others in each epoch.
+    function: turns an example and a generator into an example. The generator is keyed by the plan's seed, the
+      task, split, epoch, index and the transform's position. So an example's draws do not depend on where and
+      with which other examples it is read, and they are new in each epoch.
     identity: as for `Map`.
   """
 
@@ -76,18 +78,21 @@ class RandomMap(Transform):
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Map`."""
     generators = (np.random.Generator(np.random.Philox(key=key)) for key in random_keys(records))
-    examples = _results(
-      lambda own, rng: _arrays(self._function(own, rng)), records, _examples(batch, records), generators
+    examples = _call_for_each(
+      lambda example, rng: _to_arrays(self._function(example, rng)),
+      records,
+      _copy_examples(batch, records),
+      generators,
     )
-    return _stacked(examples, records, self._forms)
+    return _stack(examples, records, self._forms)
 
 
 @typing.final
 class Filter(Transform):
-  """Keeps the examples for which a predicate is true.
+  """Transform that keeps the examples for which a predicate is true.
 
   Args:
-    predicate: tells of an example whether it is kept, always the same of the same example.
+    predicate: returns whether an example is kept; its answer must depend on the example only.
     identity: as for `Map`.
   """
 
@@ -99,38 +104,42 @@ class Filter(Transform):
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Transform`."""
-    kept = self._kept(batch, records)
-    if not kept.all():
-      row = int(np.argmin(kept))
+    is_kept = self._call_predicate(batch, records)
+    if not is_kept.all():
+      row = int(np.argmin(is_kept))
       raise AnystepError(
         ExitCode.DATA,
         "example_dropped",
-        **_where(records, row),
+        **_locate(records, row),
         expected="an example that is kept, as the plan's unit table says",
         got="false from the filter's predicate",
-        fix=f"{REMAKE_TABLE}; the filter's answer must depend on the example alone",
+        fix=f"{REMAKE_TABLE}; the predicate's answer must depend on the example only",
       )
     return batch
 
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """See `Transform`."""
-    kept = self._kept(batch, records)
-    return {name: select_rows(feature, kept) for name, feature in batch.items()}, np.flatnonzero(kept)
+    is_kept = self._call_predicate(batch, records)
+    kept_batch = {name: select_rows(feature, is_kept) for name, feature in batch.items()}
+    return kept_batch, np.flatnonzero(is_kept)
 
-  def _kept(self, batch: Batch, records: Records) -> np.ndarray:
-    answers = _results(lambda example: bool(self._predicate(example)), records, _examples(batch, records))
-    return np.array(answers, bool)
+  def _call_predicate(self, batch: Batch, records: Records) -> np.ndarray:
+    """Return the predicate's answers, `(rows,) bool`."""
+    examples = _copy_examples(batch, records)
+    return np.array(_call_for_each(lambda example: bool(self._predicate(example)), records, examples), bool)
 
 
 @typing.final
 class MapBatch(Transform):
-  """Batches as a function makes them, for vectorised work: the same rows, each of its own example alone.
+  """Transform that applies a vectorised function to batches.
+
+  The result has the same rows, and each row must depend only on its own example.
 
   Args:
-    function: makes a batch of one, given whose records its rows are. Batches may have any number of rows,
-      none included.
+    function: turns a batch, and the records of its rows, into a batch. A batch may have any number of rows,
+      also none.
     identity: as for `Map`.
-    is_random: whether the function draws, which it must by `anystep.transforms.random_keys` of the records.
+    is_random: whether the function draws; then its keys must be `anystep.transforms.random_keys(records)`.
   """
 
   def __init__(
@@ -144,27 +153,26 @@ class MapBatch(Transform):
     """See `Transform`.
 
     Raises:
-      AnystepError: 78 `transform_output` where what the function makes is no batch, or a feature has another
-        number of rows.
+      AnystepError: 78 `transform_output` if the result is no batch, or a feature has a wrong number of rows.
     """
-    made = self._function(batch, records)
+    result = self._function(batch, records)
     num_rows = len(records.indices)
-    rows = _rows_or_types(made)
+    rows = _count_rows(result)
     if rows != dict.fromkeys(rows, num_rows):
       raise AnystepError(
         ExitCode.CONFIG,
         "transform_output",
         task=records.task,
         expected=f"Ragged and arrays by feature, of {num_rows} rows each",
-        got={name: found for name, found in rows.items() if found != num_rows},
+        got={name: rows_or_type for name, rows_or_type in rows.items() if rows_or_type != num_rows},
         fix="let the function return a dict with as many rows as it is given, in their order",
       )
-    return made
+    return result
 
 
-# What a feature is in all examples: dtype, rank, inner dimensions.
+# A feature's dtype, rank and inner dimensions, equal in all examples.
 _Form = tuple[np.dtype, int, tuple[int, ...]]
-# The forms of the features that a transform makes, by task, split and place: those of the first example seen.
+# The forms of a transform's features by task, split and position, taken from the first example.
 _Forms = dict[tuple[str, str, int], dict[str, _Form]]
 
 
@@ -172,20 +180,20 @@ def _identity(transform: Transform, function: Callable, identity: Any) -> dict[s
   return {type(transform).__name__: describe(function if identity is None else identity)}
 
 
-def _rows_or_types(made: Any) -> dict[str, int | str]:
-  """By feature its number of rows; of what no batch can be, the type's name."""
-  if not isinstance(made, Mapping):
-    return {"batch": type(made).__name__}
+def _count_rows(result: Any) -> dict[str, int | str]:
+  """Return each feature's number of rows; the type's name for a value that is no feature or no batch."""
+  if not isinstance(result, Mapping):
+    return {"batch": type(result).__name__}
   return {
     name: len(feature)
     if isinstance(feature, Ragged) or (isinstance(feature, np.ndarray) and feature.ndim)
     else type(feature).__name__
-    for name, feature in made.items()
+    for name, feature in result.items()
   }
 
 
-def _examples(batch: Batch, records: Records) -> list[Example]:
-  """Each row's features, copied, so that who changes one changes no other and not the batch."""
+def _copy_examples(batch: Batch, records: Records) -> list[Example]:
+  """Return each row's features as copies, so that functions may change them."""
   columns = [
     [row.copy() for row in feature.rows()] if isinstance(feature, Ragged) else list(feature.copy())
     for feature in batch.values()
@@ -195,19 +203,19 @@ def _examples(batch: Batch, records: Records) -> list[Example]:
   ]
 
 
-def _results(function: Callable, records: Records, *arguments: Iterable[Any]) -> list[Any]:
-  """What a function makes of each record's arguments; where it fails, the error says of which."""
+def _call_for_each(function: Callable, records: Records, *arguments: Iterable[Any]) -> list[Any]:
+  """Call a function with each record's arguments; add the record to the notes of its errors."""
   results = []
-  for row, own in enumerate(zip(*arguments, strict=True)):
+  for row, row_arguments in enumerate(zip(*arguments, strict=True)):
     try:
-      results.append(function(*own))
+      results.append(function(*row_arguments))
     except Exception as error:
-      error.add_note(f"in the transform of {_where(records, row)}")
+      error.add_note(f"in the transform of {_locate(records, row)}")
       raise
   return results
 
 
-def _where(records: Records, row: int) -> dict[str, Any]:
+def _locate(records: Records, row: int) -> dict[str, Any]:
   return {
     "task": records.task,
     "split": records.split,
@@ -217,26 +225,27 @@ def _where(records: Records, row: int) -> dict[str, Any]:
   }
 
 
-def _stacked(examples: Sequence[dict[str, np.ndarray]], records: Records, forms: _Forms) -> Batch:
-  """Examples as one batch."""
+def _stack(examples: Sequence[dict[str, np.ndarray]], records: Records, forms: _Forms) -> Batch:
+  """Stack examples to one batch."""
   for row, example in enumerate(examples):
     form = {name: (array.dtype, array.ndim, array.shape[1:]) for name, array in example.items()}
-    known = forms.setdefault((records.task, records.split, records.place), form)
-    if form != known:
-      names = [name for name in known | form if known.get(name) != form.get(name)]
+    expected = forms.setdefault((records.task, records.split, records.place), form)
+    if form != expected:
+      names = [name for name in expected | form if expected.get(name) != form.get(name)]
       raise AnystepError(
         ExitCode.CONFIG,
         "transform_output",
-        **_where(records, row),
-        expected={name: _shown(known.get(name)) for name in names},
-        got={name: _shown(form.get(name)) for name in names},
-        fix="let the function make features of one name, dtype, rank and inner dimensions of all examples",
+        **_locate(records, row),
+        expected={name: _format_form(expected.get(name)) for name in names},
+        got={name: _format_form(form.get(name)) for name in names},
+        fix="let the function return the same features for all examples, each of one dtype, rank and inner"
+        " dimensions",
       )
   first = examples[0] if examples else {}
-  return {name: _column([example[name] for example in examples]) for name in first}
+  return {name: _stack_column([example[name] for example in examples]) for name in first}
 
 
-def _column(arrays: Sequence[np.ndarray]) -> Ragged | np.ndarray:
+def _stack_column(arrays: Sequence[np.ndarray]) -> Ragged | np.ndarray:
   dtype = arrays[0].dtype
   if arrays[0].ndim:
     return Ragged.of_rows(arrays, dtype)
@@ -245,38 +254,38 @@ def _column(arrays: Sequence[np.ndarray]) -> Ragged | np.ndarray:
   return column
 
 
-def _shown(form: _Form | None) -> str | None:
-  """A form as text: of a number float32[], of a sequence of pairs float32[n,2]."""
+def _format_form(form: _Form | None) -> str | None:
+  """Format a form: float32[] for a number, float32[n,2] for a sequence of pairs."""
   if form is None:
     return None
   dtype, rank, inner_shape = form
   return f"{dtype.name}[{','.join(['n', *map(str, inner_shape)] if rank else [])}]"
 
 
-def _arrays(made: Any) -> dict[str, np.ndarray]:
-  """What a function made, as arrays."""
-  if not isinstance(made, Mapping):
-    raise _no_example(got=type(made).__name__)
+def _to_arrays(result: Any) -> dict[str, np.ndarray]:
+  """Convert a function's result to arrays."""
+  if not isinstance(result, Mapping):
+    raise _not_an_example(got=type(result).__name__)
   arrays = {}
-  for name, value in made.items():
+  for name, value in result.items():
     try:
       array = np.asarray(value)
     except ValueError as error:
-      raise _no_example(got=f"{name}: {error}") from error
+      raise _not_an_example(got=f"{name}: {error}") from error
     if array.dtype.kind in "SU":
       # numpy's own text types drop zero bytes at the end.
       array = np.asarray(value, object)
     if array.dtype == object and not all(isinstance(text, (bytes, str)) for text in array.flat):
-      raise _no_example(got=f"{name}: {value!r}")
+      raise _not_an_example(got=f"{name}: {value!r}")
     arrays[name] = array
   return arrays
 
 
-def _no_example(*, got: str) -> AnystepError:
+def _not_an_example(*, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.CONFIG,
     "transform_output",
-    expected="an example: by name numbers, bytes, texts, or arrays of them",
+    expected="an example: a dict of numbers, bytes, texts, or arrays of them",
     got=got,
     fix="let the function return a dict of such features",
   )

@@ -1,4 +1,4 @@
-"""Values, functions among them, as JSON that is the same wherever and whenever they are the same."""
+"""Descriptions of values and functions as JSON; equal values have equal descriptions in every process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anystep.earlier_names import lasting_name
 
 
 def describe(value: Any) -> Any:
-  """A value as JSON that is the same in every process: functions by name, captured values and source.
+  """Describe a value as JSON, equally in every process; functions by name, captured values and source.
 
   >>> describe(functools.partial(len, 3))
   {'partial': 'builtins.len', 'args': [3], 'kwargs': {}}
@@ -56,14 +56,14 @@ def _describe(value: Any, seen: tuple[int, ...]) -> Any:
     return {"set": sorted((again(item) for item in value), key=str)}
   if isinstance(value, functools.partial):
     return {"partial": again(value.func), "args": again(value.args), "kwargs": again(value.keywords)}
-  if isinstance(value, _seqio_class("Vocabulary")):
-    return _vocabulary(value)
-  if isinstance(value, _seqio_class("Feature")):
-    return _feature(value)
+  if isinstance(value, _get_seqio_class("Vocabulary")):
+    return _describe_vocabulary(value)
+  if isinstance(value, _get_seqio_class("Feature")):
+    return _describe_feature(value)
   if isinstance(value, types.MethodType):
     return {"method": again(value.__func__), "of": again(value.__self__)}
   if isinstance(value, types.FunctionType):
-    return _function(value, again)
+    return _describe_function(value, again)
   if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
     return _qualified_name(value)
   if dataclasses.is_dataclass(value):
@@ -71,11 +71,11 @@ def _describe(value: Any, seen: tuple[int, ...]) -> Any:
     return {"object": _qualified_name(type(value)), "fields": fields}
   if hasattr(value, "numpy"):
     return again(np.asarray(value))
-  return _object(value, again)
+  return _describe_object(value, again)
 
 
-def _object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
-  """An object by its class, its attributes or else its repr, and its code where it can be called."""
+def _describe_object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
+  """Describe an object by its class, its attributes or else its repr, and its code if it can be called."""
   described: dict[str, Any] = {"object": _qualified_name(type(value))}
   if hasattr(value, "__dict__"):
     described["fields"] = again(vars(value))
@@ -86,8 +86,8 @@ def _object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
   return described
 
 
-def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict[str, Any]:
-  """A function by name, captured and default values and source; of a decorated one, what it wraps."""
+def _describe_function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict[str, Any]:
+  """Describe a function by name, captured and default values and source; a decorated one by the inner one."""
   inner = inspect.unwrap(function)
   layers, layer = [], function
   while True:
@@ -108,12 +108,12 @@ def _function(function: types.FunctionType, again: Callable[[Any], Any]) -> dict
     "defaults": again([inner.__defaults__, inner.__kwdefaults__]),
     "source": function_source(inner),
   }
-  bound = _bound_by_gin(function)
+  bound = _get_gin_bindings(function)
   return {**described, "gin": bound} if bound else described
 
 
-def _bound_by_gin(function: types.FunctionType) -> dict[str, str]:
-  """The arguments that a gin configuration gives a function; none where gin is not used or knows no such."""
+def _get_gin_bindings(function: types.FunctionType) -> dict[str, str]:
+  """Return the arguments that a gin configuration binds for a function; none if gin does not know it."""
   gin = sys.modules.get("gin")
   if gin is None:
     return {}
@@ -125,7 +125,7 @@ def _bound_by_gin(function: types.FunctionType) -> dict[str, str]:
 
 
 @functools.cache
-def _parsed(file: str) -> ast.Module | None:
+def _parse_file(file: str) -> ast.Module | None:
   try:
     with open(file, encoding="utf-8") as source:
       return ast.parse(source.read())
@@ -134,9 +134,9 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def function_source(function: types.FunctionType) -> str:
-  """The source as `ast.unparse` gives it without docstrings; the bytecode's sha256 where there is none."""
+  """Return the source as of `ast.unparse` without docstrings; the bytecode's sha256 if there is no source."""
   code = function.__code__
-  tree = _parsed(inspect.getsourcefile(function) or "")
+  tree = _parse_file(inspect.getsourcefile(function) or "")
   nodes = [
     node
     for node in (ast.walk(tree) if tree else ())
@@ -148,20 +148,20 @@ def function_source(function: types.FunctionType) -> str:
     columns = {column for _, _, column, _ in code.co_positions() if column is not None}
     nodes = [node for node in nodes if _body_column(node) in columns] or nodes
   if not nodes:
-    return "bytecode:" + _sha256(repr(_code_parts(code)).encode())
-  return ast.unparse(_without_docstrings(nodes[0]))
+    return "bytecode:" + _sha256(repr(_list_code_parts(code)).encode())
+  return ast.unparse(_remove_docstrings(nodes[0]))
 
 
 def class_source(kind: type) -> str:
-  """The source of a class as `ast.unparse` gives it without docstrings; nothing where there is none."""
+  """Return a class's source as of `ast.unparse` without docstrings; an empty text if there is no source."""
   try:
-    return ast.unparse(_without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(kind)))))
+    return ast.unparse(_remove_docstrings(ast.parse(textwrap.dedent(inspect.getsource(kind)))))
   except (OSError, TypeError, SyntaxError):
     return ""
 
 
-def _code_parts(code: types.CodeType) -> list[Any]:
-  constants = [_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+def _list_code_parts(code: types.CodeType) -> list[Any]:
+  constants = [_list_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
   return [code.co_code, code.co_names, constants]
 
 
@@ -170,7 +170,7 @@ def _body_column(node: Any) -> int:
   return body.col_offset
 
 
-def _without_docstrings(node: ast.AST) -> ast.AST:
+def _remove_docstrings(node: ast.AST) -> ast.AST:
   copy = ast.parse(ast.unparse(node))
   for inner in ast.walk(copy):
     body = getattr(inner, "body", None)
@@ -181,15 +181,15 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
   return copy
 
 
-def _seqio_class(name: str) -> Any:
-  """A class of SeqIO for `isinstance`; none where SeqIO is not loaded, for then no value is of it."""
+def _get_seqio_class(name: str) -> Any:
+  """Return a class of SeqIO for `isinstance`; `()` if SeqIO is not loaded, since then no value is of it."""
   return getattr(sys.modules.get("seqio"), name, ())
 
 
-def _feature(feature: Any) -> dict[str, Any]:
+def _describe_feature(feature: Any) -> dict[str, Any]:
   return {
     "class": _qualified_name(type(feature)),
-    "vocabulary": _vocabulary(feature.vocabulary),
+    "vocabulary": _describe_vocabulary(feature.vocabulary),
     "add_eos": feature.add_eos,
     "required": feature.required,
     "dtype": feature.dtype.name if hasattr(feature.dtype, "name") else str(feature.dtype),
@@ -197,7 +197,7 @@ def _feature(feature: Any) -> dict[str, Any]:
   }
 
 
-def _vocabulary(vocabulary: Any) -> dict[str, Any]:
+def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   described = {
     "class": _qualified_name(type(vocabulary)),
     "size": vocabulary.vocab_size,
@@ -206,21 +206,21 @@ def _vocabulary(vocabulary: Any) -> dict[str, Any]:
     "eos_id": vocabulary.eos_id,
     "unk_id": vocabulary.unk_id,
   }
-  if isinstance(vocabulary, _seqio_class("SentencePieceVocabulary")):
+  if isinstance(vocabulary, _get_seqio_class("SentencePieceVocabulary")):
     return described | {"content_sha256": _sha256(vocabulary.sp_model)}
   if hasattr(type(vocabulary), "content_sha256") and hasattr(type(vocabulary), "special_tokens"):
-    # A vocabulary that says itself what file it is made of, and how that is read.
+    # A vocabulary that describes its file and its way of reading it.
     return described | {
       "content_sha256": vocabulary.content_sha256,
       "special_tokens": describe(vocabulary.special_tokens),
     }
-  if type(vocabulary) in (_seqio_class("ByteVocabulary"), _seqio_class("PassThroughVocabulary")):
+  if type(vocabulary) in (_get_seqio_class("ByteVocabulary"), _get_seqio_class("PassThroughVocabulary")):
     return described
-  return described | {"values": _plain_attributes(vocabulary)}
+  return described | {"values": _describe_attributes(vocabulary)}
 
 
-def _plain_attributes(vocabulary: Any) -> dict[str, Any]:
-  """What a vocabulary of another kind is made of: its plain values, files by their content."""
+def _describe_attributes(vocabulary: Any) -> dict[str, Any]:
+  """Describe a vocabulary of another kind by its plain attributes, and files by their content."""
   attributes = {}
   for name, value in sorted(vars(vocabulary).items()):
     if isinstance(value, str) and os.path.isfile(value):

@@ -1,4 +1,4 @@
-"""What a task's examples go through at reading, after the cache (docs/order.md#draws-after-the-cache)."""
+"""Transforms of a task's examples at reading, after the cache (docs/order.md#draws-after-the-cache)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ADDRESS = re.compile(r"[^\"]* at 0x[0-9a-fA-F]{6,}")
 
 
 class Records(NamedTuple):
-  """Which records a batch of one task's examples are.
+  """Records of a batch of one task's examples.
 
   Attributes:
-    epochs, indices: `(rows,) int64` each.
-    task, split: whose they are. seed: the plan's.
-    place: the transform's among those that the examples go through, from 0.
+    epochs, indices: each row's epoch and index in the cache, `(rows,) int64` each.
+    task, split: names of the examples' task and split. seed: the plan's seed.
+    place: position of the current transform among the task's transforms, from 0.
   """
 
   epochs: np.ndarray
@@ -38,21 +38,24 @@ class Records(NamedTuple):
   place: int = 0
 
   def only(self, rows: np.ndarray) -> Records:
-    """Some of them, in the order of `rows`, `(kept,) int64`."""
+    """Return the records of some rows, in the order of `rows`, `(kept,) int64`."""
     return self._replace(epochs=self.epochs[rows], indices=self.indices[rows])
 
 
 class Transform(abc.ABC):
-  """One example to one, or to none, whatever stands beside it; random draws follow from its record alone.
+  """Function from one example to one or none, which does not depend on other examples of the batch.
+
+  Its random draws depend on the example's record only.
 
   Attributes:
-    identity: JSON that names what is done: where it differs, so may results. Part of a unit table's name, and
-      plans hold a hash of it.
-    appended_tokens: by feature, where sequences are at most cut to the feature lengths and given this many
-      tokens more: then lengths follow from the cache's by arithmetic. None where only running it tells.
-    may_drop: whether some examples may be dropped.
-    is_random: whether anything is drawn.
-    does_nothing: whether every example comes out as it went in, so that it is as good as none.
+    identity: JSON that identifies the transform: equal identities mean equal results. It is part of a unit
+      table's name, and plans hold a hash of it.
+    appended_tokens: number of tokens that are appended to each feature, by name, for a transform that else at
+      most cuts sequences to the feature lengths. Then lengths follow from the cache's by arithmetic. None if
+      lengths are known only by running the transform.
+    may_drop: whether examples may be dropped.
+    is_random: whether the transform draws random numbers.
+    does_nothing: whether every example comes out unchanged, so that the transform can be left out.
   """
 
   identity: Any
@@ -63,27 +66,27 @@ class Transform(abc.ABC):
 
   @abc.abstractmethod
   def __call__(self, batch: Batch, records: Records) -> Batch:
-    """Transforms examples none of which is dropped: as many come out, in their order.
+    """Transform examples, none of which is dropped: as many come out, in the same order.
 
     Raises:
-      AnystepError: 65 `example_dropped` where one is.
+      AnystepError: 65 `example_dropped` if the transform drops one.
     """
 
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
-    """Transforms any examples: those that are kept, and which of the rows they were, `(kept,) int64`."""
+    """Transform examples, of which some may be dropped; return the kept ones and their rows, `(kept,)`."""
     return self(batch, records), np.arange(len(records.indices))
 
 
 Transforms = Mapping[str, Transform | Sequence[Transform]]
-"""What tasks' examples go through at reading, by task name: one transform, or several in order."""
+"""Transforms by task name: one, or several in order."""
 
 
 @typing.final
 class Chain(Transform):
-  """Transforms one after the other, each of what the one before it keeps.
+  """Transforms that run one after the other, each on the examples that the one before keeps.
 
-  Two that draw at random draw differently, for each is told its place; those of a chain in the chain take
-  places in this one.
+  Each transform's draws differ, because its position is part of their keys. A chain within the chain is
+  replaced by its transforms.
   """
 
   def __init__(self, transforms: Sequence[Transform]):
@@ -96,78 +99,79 @@ class Chain(Transform):
     self.does_nothing = all(transform.does_nothing for transform in self.transforms)
     self.may_drop = any(transform.may_drop for transform in self.transforms)
     self.is_random = any(transform.is_random for transform in self.transforms)
-    self.appended_tokens = _sum([transform.appended_tokens for transform in self.transforms])
+    self.appended_tokens = _add_up([transform.appended_tokens for transform in self.transforms])
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Transform`."""
-    for place, transform in enumerate(self.transforms):
-      batch = transform(batch, records._replace(place=place))
+    for position, transform in enumerate(self.transforms):
+      batch = transform(batch, records._replace(place=position))
     return batch
 
   def survey(self, batch: Batch, records: Records) -> tuple[Batch, np.ndarray]:
     """See `Transform`."""
     rows = np.arange(len(records.indices))
-    for place, transform in enumerate(self.transforms):
-      batch, kept = transform.survey(batch, records.only(rows)._replace(place=place))
-      rows = rows[kept]
+    for position, transform in enumerate(self.transforms):
+      batch, kept_rows = transform.survey(batch, records.only(rows)._replace(place=position))
+      rows = rows[kept_rows]
       if not len(rows):
-        # A transform that makes examples one by one could not tell the next which features they have.
+        # Without examples, a transform such as `Map` does not know the features for the next one.
         break
     return batch, rows
 
 
-def _sum(appended: Sequence[Mapping[str, int] | None]) -> Mapping[str, int] | None:
-  known = [tokens for tokens in appended if tokens is not None]
-  if len(known) < len(appended):
+def _add_up(appended: Sequence[Mapping[str, int] | None]) -> Mapping[str, int] | None:
+  """Add up appended tokens by feature; return None if a transform's are not known."""
+  counts = [tokens for tokens in appended if tokens is not None]
+  if len(counts) < len(appended):
     return None
-  names = sorted({name for tokens in known for name in tokens})
-  return {name: sum(tokens.get(name, 0) for tokens in known) for name in names}
+  names = sorted({name for tokens in counts for name in tokens})
+  return {name: sum(tokens.get(name, 0) for tokens in counts) for name in names}
 
 
 def identity_of(transform: Transform | None, *, task: str) -> Any:
-  """What names a task's transform in any process, as JSON; None where there is none.
+  """Return the identity of a task's transform as JSON; None without a transform.
 
   Raises:
-    AnystepError: 78 `transform_identity` where its identity is no JSON, or says where an object lies in
-      memory, which another process would not find again.
+    AnystepError: 78 `transform_identity` if the identity is no JSON, or contains an object's address in
+      memory, which differs in every process.
   """
   if transform is None:
     return None
   try:
     address = _ADDRESS.search(canonical_json(transform.identity))
-    got = address and address[0]
+    problem = address and address[0]
   except (TypeError, ValueError) as error:
-    got = str(error)
-  if got:
+    problem = str(error)
+  if problem:
     raise AnystepError(
       ExitCode.CONFIG,
       "transform_identity",
       task=task,
-      expected="what is the same in every process",
-      got=got,
+      expected="an identity that is the same in every process",
+      got=problem,
       fix="give the transform an identity=, or let its function capture no such object",
     )
   return transform.identity
 
 
 def transforms_sha256(transform: Transform | None, *, task: str) -> str:
-  """Names what a task's examples go through at reading: sha256 of the identity's canonical JSON.
+  """Return the sha256 of the canonical JSON of the identity of a task's transform.
 
-  Of what does nothing it is that of null.
+  For no transform, or one that does nothing, the JSON is null.
 
   Raises:
     AnystepError: as `identity_of`.
   """
   identity = identity_of(transform, task=task)
-  named = None if transform is None or transform.does_nothing else identity
-  return hashlib.sha256(canonical_json(named).encode()).hexdigest()
+  effective = None if transform is None or transform.does_nothing else identity
+  return hashlib.sha256(canonical_json(effective).encode()).hexdigest()
 
 
 def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | None:
-  """One transform of what `transforms=` may give for a task; None where there is nothing to do.
+  """Return a task's value in `transforms=` as one transform; None if there is none.
 
   Raises:
-    AnystepError: 78 `transform` for what is no transform, such as a plain function.
+    AnystepError: 78 `transform` for a value that is no transform, such as a plain function.
   """
   if value is None:
     return None
@@ -179,7 +183,7 @@ def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | N
         "transform",
         expected="transforms, each with an identity",
         got=repr(transform),
-        fix="wrap a function of an example in Map, RandomMap or Filter, one of a batch in MapBatch",
+        fix="wrap a function of an example in Map, RandomMap or Filter, and one of a batch in MapBatch",
       )
   if not transforms:
     return None
@@ -189,16 +193,16 @@ def as_transform(value: Transform | Sequence[Transform] | None) -> Transform | N
 def transforms_by_task(
   transforms: Transforms | None, tasks: Collection[str], *, others: Collection[str] = ()
 ) -> dict[str, Transform]:
-  """What `transforms=` gives for tasks that have any.
+  """Return the transforms of those tasks that have any.
 
   Args:
-    transforms: by task name, one or several in order. Names of further tasks are passed over, but not while
-      one of `tasks` has none: such a name is misspelled.
-    tasks: the tasks that are read.
-    others: further tasks that may be named.
+    transforms: by task name, one or several in order. Unknown names are ignored, unless one of `tasks` has no
+      transform: then an unknown name is likely misspelled.
+    tasks: names of the tasks that are read.
+    others: names of further tasks that are allowed.
 
   Raises:
-    AnystepError: 78 `transforms` for what is no mapping; 64 `task_unknown` for a misspelled name; as
+    AnystepError: 78 `transforms` for a value that is no mapping; 64 `task_unknown` for a misspelled name; as
       `as_transform`.
   """
   if transforms is None:
@@ -217,7 +221,7 @@ def transforms_by_task(
     raise AnystepError(
       ExitCode.USAGE,
       "task_unknown",
-      expected=f"names of tasks, of which these have no transforms: {', '.join(without)}",
+      expected=f"names of tasks; these have no transforms: {', '.join(without)}",
       got=unknown,
       fix="correct the names in transforms, or leave them out",
     )
@@ -226,11 +230,10 @@ def transforms_by_task(
 
 
 def random_keys(records: Records) -> np.ndarray:
-  """What a transform's draws for each record are keyed by, `(rows, 2) uint64`: numpy's Philox takes a row.
+  """Return the key of a transform's draws for each record, `(rows, 2) uint64`: numpy's Philox takes a row.
 
-  They follow from the record's index and epoch and the transform's place, not from how, where or beside what
-  the record is read: the first two words of sub_keys(K, index), K the round keys of ("transform", task,
-  split, seed, epoch, place).
+  A key is the first two words of sub_keys(K, index), where K are the round keys of ("transform", task, split,
+  seed, epoch, place). So it does not depend on where and with which other records the record is read.
 
   >>> records = Records(np.array([1]), np.array([7]), "demo", "train", 0)
   >>> [hex(word) for word in random_keys(records)[0]]

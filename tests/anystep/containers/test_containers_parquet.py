@@ -209,7 +209,7 @@ def test_a_null_is_refused_before_and_while_records_are_read(tmp_path, name, sta
 
 def test_columns_without_nulls_are_not_read_to_know_it(shared_file, monkeypatch):
   rows = open_parquet(shared_file.path, ["number", "text"])
-  monkeypatch.setattr(type(rows), "_decoded", None)
+  monkeypatch.setattr(type(rows), "_decode_group", None)
   rows.check_records()
 
 
@@ -268,7 +268,7 @@ def decoded_rows(monkeypatch):
       sizes.append(len(batch))
       yield batch
 
-  monkeypatch.setattr(parquet_rows.ParquetRows, "_decoded", seen)
+  monkeypatch.setattr(parquet_rows.ParquetRows, "_decode_group", seen)
   return found
 
 

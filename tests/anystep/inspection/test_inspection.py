@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from explained_rows import build_mixture, explained_rows
 
-from anystep.inspection.rows import index_of_source, stretches, what_was_at, when_was
+from anystep.inspection.rows import index_of_source, split_by_segment, what_was_at, when_was
 from anystep.plans.plan import Plan
 
 RATES = {"a": 2, "b:inner": 1, "c": 1}
@@ -150,7 +150,7 @@ def test_stretches_are_the_segments_that_have_steps_in_a_range(opened):
   plan = changed(opened)
 
   def found(steps):
-    return [(segment.start_step, stretch) for segment, stretch in stretches(plan, steps)]
+    return [(segment.start_step, stretch) for segment, stretch in split_by_segment(plan, steps)]
 
   assert found(range(2, 8)) == [(0, range(2, 4)), (4, range(4, 6)), (6, range(6, 8))]
   assert found(range(4, 5)) == [(4, range(4, 5))]

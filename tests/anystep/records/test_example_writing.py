@@ -27,7 +27,7 @@ def by_protobuf(batch):
 def by_compiled_loops(batch):
   """What is written where numba is installed, of batches of any size."""
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(example_writing, "_FEWEST_TO_COMPILE_FOR", 0)
+    patched.setattr(example_writing, "FEWEST_TO_COMPILE_FOR", 0)
     return serialize_examples(batch)
 
 
@@ -219,11 +219,11 @@ def test_lists_of_one_name_are_refused(write):
 
 
 def test_rows_of_ragged_rows_are_refused(write):
-  with pytest.raises(TypeError, match="A Ragged is no array"):
+  with pytest.raises(TypeError, match="A Ragged is not an array"):
     write({"x": Ragged(Ragged(ROWS, np.array([1, 2])), np.array([2]))})
 
 
-@pytest.mark.parametrize(("num_rows", "other"), [(15, "_by_compiled_loops"), (16, "_row_by_row")])
+@pytest.mark.parametrize(("num_rows", "other"), [(15, "_serialize_by_loops"), (16, "_serialize_by_rows")])
 def test_a_few_examples_are_written_without_compiling(monkeypatch, num_rows, other):
   monkeypatch.setattr(example_writing, other, None)
   assert_written(serialize_examples, {"x": np.arange(num_rows)})
