@@ -172,7 +172,7 @@ class CacheOptions:
           "option_limit",
           expected=f"--{name}: {expected}",
           got=getattr(self, name),
-          fix=f"correct --{name}",
+          fix=f"give --{name} a value in this range",
         )
 
 

@@ -69,7 +69,7 @@ class Partitioner:
         "batch_size",
         expected=f"a multiple of {mesh.shape['data']}, the mesh's data axis",
         got=batch_size,
-        fix="choose another BATCH_SIZE or num_partitions",
+        fix="set BATCH_SIZE to such a multiple, or choose another num_partitions",
       )
     return mesh
 

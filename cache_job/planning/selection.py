@@ -50,7 +50,7 @@ def check_splits(splits: Sequence[str], tasks: Collection[seqio.Task]) -> None:
         expected="a split of a selected task",
         got=split,
         nearest=nearest(split, known),
-        fix="correct --splits",
+        fix="name splits of the selected tasks with --splits",
       )
 
 

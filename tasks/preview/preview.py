@@ -142,7 +142,7 @@ def check_previews(
         task=task.name,
         expected=nearest(split, task.splits),
         got=split,
-        fix="correct --split",
+        fix="name one of the task's splits with --split",
       )
     takes = MODELS[model or _fitting_model(task, feature_lengths)][1]
     if missing := [name for name in takes if name not in task.output_features]:
@@ -275,7 +275,7 @@ def _first_example(task: seqio.Task, split: str, source: str | None, skip: int) 
     split=split,
     expected=f"0 to {before - 1}",
     got=skip,
-    fix="correct --skip",
+    fix="give --skip a number in this range",
   )
 
 

@@ -577,7 +577,8 @@ def test_lengths_of_another_form_are_refused(own_cache, table):
   path.write_bytes(content)
   entry = dataclasses.asdict(FileEntry.of(path.name, 13, content))
   caches.tamper(own_cache, lambda document: document["files"]["lengths"].__setitem__(0, entry))
-  assert refusal_of(own_cache.open().lengths, 0).code == 65
+  error = refusal_of(own_cache.open().lengths, 0)
+  assert (error.code, error.kind) == (65, "lengths_form")
 
 
 def test_the_library_neither_unpickles_nor_evaluates(checkout):

@@ -248,6 +248,14 @@ def test_options_that_contradict_each_other_are_refused(options):
     assert name.split("_")[0] in error.fields["expected"]
 
 
+@pytest.mark.parametrize("name", ["num_shards", "block_records", "max_bad_examples", "determinism_check"])
+def test_a_number_that_no_cache_has_is_refused_with_its_flag(name):
+  error = failure(lambda: CacheOptions(cache_dir="c", **{name: -1}))
+  assert (error.code, error.kind, error.fields["got"]) == (64, "option_limit", -1)
+  assert f"--{name}" in error.fields["expected"]
+  assert f"--{name}" in error.fix
+
+
 def test_a_flag_of_seqio_s_logging_is_accepted(built, capsys):
   run_job(built, "--alsologtostderr", tasks="pick_ab")
   assert capsys.readouterr().out == "pick_ab: the cache is complete, left as it is\n"
