@@ -1,4 +1,4 @@
-"""The job: what there is to do, the Beam pipeline that does it, and the files that make it a cache."""
+"""The cache job: plans the work, runs the Beam pipeline, and completes the caches."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from anystep.cache_job.completion.completion import complete, describe, remove_left_overs
+from anystep.cache_job.completion.completion import complete, describe_split, remove_left_overs
 from anystep.cache_job.completion.index_only import index_split
 from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import prepare_directories
-from anystep.cache_job.planning.task_work import TaskWork, plan_work, task_work
+from anystep.cache_job.planning.task_work import TaskWork, plan_task, plan_work
 from anystep.cache_job.runners.pipelines import RunnerGraph, build_graph, open_pipeline
-from anystep.cache_job.runners.worker_failures import runner_failure
+from anystep.cache_job.runners.worker_failures import explain_runner_error
 from anystep.cache_job.shuffle.final_shards import write_shard
 from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
 from anystep.cache_job.shuffle.spill import count_source, write_spill
-from anystep.cache_job.state.failures import failure_path, failures_told_once, read_failure
-from anystep.cache_job.state.job_lock import locked
-from anystep.cache_job.state.split_job import SourceRange, SplitJob, read_plan, source_ranges
+from anystep.cache_job.state.failures import locate_failure, read_failure, silence_known_failures
+from anystep.cache_job.state.job_lock import lock_task_directory
+from anystep.cache_job.state.split_job import SourceRange, SplitJob, list_source_ranges, read_plan
 from anystep.caches.manifest import Manifest
 from anystep.errors import AnystepError
 
@@ -28,26 +28,26 @@ __all__ = ["CacheOptions", "cache_tasks"]
 
 
 def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWork]:
-  """Caches splits of tasks that have no complete cache yet.
+  """Cache splits of tasks that have no complete cache yet.
 
   Args:
     task_names: registered tasks.
-    options: how.
+    options: the command line's.
 
   Returns:
-    What there was to do for each task, with the manifests that were made.
+    The work of each task, with the manifests that were made.
 
   Raises:
-    AnystepError: as `plan_work`; 73 `job_running` where another job is at one of the tasks; what workers
-      failed of.
+    AnystepError: as `plan_work`; 73 `job_running` where another job caches one of the tasks; the
+      error of a worker that failed.
   """
   works = plan_work(task_names, options)
   with contextlib.ExitStack() as locks:
     for place, work in enumerate(works):
       if work.jobs:
-        locks.enter_context(locked(work.directory))
+        locks.enter_context(lock_task_directory(work.directory))
         # Another job may have ended between the first look and the lock.
-        works[place] = task_work(work.task, options)
+        works[place] = plan_task(work.task, options)
       elif work.kept:
         remove_left_overs(work)
     jobs = [job for work in works for job in work.jobs]
@@ -61,7 +61,7 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
 
 
 def build_job_graph(works: Iterable[TaskWork], options: CacheOptions) -> RunnerGraph:
-  """Builds the graph that a runner would be given; nothing is run."""
+  """Build the graph that a runner would be given; nothing is run."""
 
   def fill(pipeline: beam.Pipeline) -> None:
     for work in works:
@@ -72,10 +72,10 @@ def build_job_graph(works: Iterable[TaskWork], options: CacheOptions) -> RunnerG
 
 
 def add_split(pipeline: beam.Pipeline, job: SplitJob) -> None:
-  """Adds the stages of one split to a pipeline.
+  """Add the stages of one split to a pipeline.
 
-  Its elements are numbers of items, never records: what an item makes is in the job's directory, from where
-  the next stage takes it. So neither memory nor bytes depend on the runner.
+  Its elements are numbers of items, never records: items leave files in the job's directory, where the next
+  stage finds them. So neither memory nor bytes depend on the runner.
   """
   label = f"{job.task}/{job.split}"
 
@@ -93,42 +93,42 @@ def add_split(pipeline: beam.Pipeline, job: SplitJob) -> None:
     counted = beam.pvalue.AsIter(counts)
   spills = (
     start("source")
-    | f"{label}/list_ranges" >> beam.FlatMap(_ranges, job, counted)
+    | f"{label}/list_ranges" >> beam.FlatMap(_list_ranges, job, counted)
     | f"{label}/spread_spill" >> beam.Reshuffle()
     | f"{label}/spill" >> beam.Map(_spill, job)
   )
   groups = (
     start("spills")
-    | f"{label}/plan" >> beam.FlatMap(_groups, job, beam.pvalue.AsIter(spills))
+    | f"{label}/plan" >> beam.FlatMap(_list_groups, job, beam.pvalue.AsIter(spills))
     | f"{label}/spread_sort" >> beam.Reshuffle()
     | f"{label}/sort" >> beam.Map(_sort, job)
   )
   _ = (
     start("sorted")
-    | f"{label}/list_shards" >> beam.FlatMap(_shards, job, beam.pvalue.AsIter(groups))
+    | f"{label}/list_shards" >> beam.FlatMap(_list_shards, job, beam.pvalue.AsIter(groups))
     | f"{label}/spread_write" >> beam.Reshuffle()
     | f"{label}/write" >> beam.Map(_write, job)
   )
 
 
 def _make_manifest(work: TaskWork, job: SplitJob) -> Manifest:
-  return index_split(work.task, job) if job.options.index_only else describe(work.task, job)
+  return index_split(work.task, job) if job.options.index_only else describe_split(work.task, job)
 
 
 def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
   for job in jobs:
-    failure_path(job).unlink(missing_ok=True)
+    locate_failure(job).unlink(missing_ok=True)
   try:
-    with failures_told_once(), Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
+    with silence_known_failures(), Watcher(jobs), open_pipeline(options.pipeline_options) as pipeline:
       for job in jobs:
         add_split(pipeline, job)
   except Exception as error:
     failures = [failure for job in jobs if (failure := read_failure(job))]
-    raise (failures[0] if failures else runner_failure(error) or _foreseen_within(error)) from error
+    raise (failures[0] if failures else explain_runner_error(error) or _find_known_failure(error)) from error
 
 
-def _foreseen_within(error: BaseException) -> BaseException:
-  """The foreseen failure that a runner in this process made its own exception of; else that exception."""
+def _find_known_failure(error: BaseException) -> BaseException:
+  """Return our error within an exception of a runner in this process; else that exception."""
   cause: BaseException | None = error
   while cause is not None and not isinstance(cause, AnystepError):
     cause = cause.__cause__ or cause.__context__
@@ -140,9 +140,9 @@ def _count(shard: int, job: SplitJob) -> int:
   return shard
 
 
-def _ranges(_: None, job: SplitJob, counted: Iterable[int]) -> list[SourceRange]:
-  """The source ranges, once those of whose shards are counted that must be."""
-  return source_ranges(job)
+def _list_ranges(_: None, job: SplitJob, counted: Iterable[int]) -> list[SourceRange]:
+  """Return the source ranges; Beam calls this once the shards are counted."""
+  return list_source_ranges(job)
 
 
 def _spill(source: SourceRange, job: SplitJob) -> int:
@@ -150,8 +150,8 @@ def _spill(source: SourceRange, job: SplitJob) -> int:
   return source.number
 
 
-def _groups(_: None, job: SplitJob, spills: Iterable[int]) -> Iterator[int]:
-  """The groups of spills that are sorted together, once all spills are finished."""
+def _list_groups(_: None, job: SplitJob, spills: Iterable[int]) -> Iterator[int]:
+  """Yield the groups of spills that are sorted together; Beam calls this once all spills are finished."""
   yield from range(len(plan_final(job).groups))
 
 
@@ -160,8 +160,8 @@ def _sort(group: int, job: SplitJob) -> int:
   return group
 
 
-def _shards(_: None, job: SplitJob, groups: Iterable[int]) -> Iterator[int]:
-  """The shards of the cache, once all groups are sorted."""
+def _list_shards(_: None, job: SplitJob, groups: Iterable[int]) -> Iterator[int]:
+  """Yield the shards of the cache; Beam calls this once all groups are sorted."""
   yield from range(read_plan(job).num_shards)
 
 

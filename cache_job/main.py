@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from anystep.cache_job.options import CacheOptions, exclusive
+from anystep.cache_job.options import CacheOptions, make_exclusive_error
 from anystep.cache_job.planning.selection import select_tasks
 from anystep.cache_job.runners.arguments import split_arguments
-from anystep.cache_job.state.failures import full_disks_reported
+from anystep.cache_job.state.failures import report_full_disks
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import canonical_json, parse_json
 from anystep.limits import are_feature_lengths
@@ -22,7 +22,7 @@ _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
 
 
 def define_flags() -> flags.FlagValues:
-  """The program's flags, those of `seqio_cache_tasks` under their names."""
+  """Return the program's flags; those of `seqio_cache_tasks` keep their names."""
   values = flags.FlagValues()
   flags.DEFINE_list(
     "tasks",
@@ -187,7 +187,7 @@ def define_flags() -> flags.FlagValues:
 
 
 def main(argv: Sequence[str]) -> int:
-  """Caches the tasks that the flags name; returns the exit status."""
+  """Cache the tasks that the flags name; return the exit status."""
   values = define_flags()
   own_arguments, beam_arguments = split_arguments(argv, values)
   parse_flags(values, own_arguments, program="anystep-cache", text=__doc__)
@@ -198,7 +198,7 @@ def main(argv: Sequence[str]) -> int:
   from anystep.cache_job.planning.dry_run import forecast_work
   from anystep.cache_job.planning.task_work import plan_work
 
-  options = _options(values, beam_arguments)
+  options = _make_options(values, beam_arguments)
   selected = _select(values)
   if values.dry_run:
     works = plan_work(selected, options)
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> int:
       lines += build_job_graph(works, options).lines()
     print(*lines, sep="\n")
     return 0
-  with full_disks_reported():
+  with report_full_disks():
     works = cache_tasks(selected, options)
   for work in works:
     print(*work.outcome(), sep="\n")
@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> int:
-  """Prints a dry run as a document, then raises the error that the job would end with."""
+  """Print a dry run as a document, then raise the error that the job would end with."""
   if not values.dry_run:
     raise AnystepError(
       ExitCode.USAGE, "flags", expected="--format=json with --dry_run", got="it alone", fix="add --dry_run"
@@ -226,7 +226,7 @@ def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> 
     from anystep.cache_job.job import build_job_graph
     from anystep.cache_job.planning.dry_run import first_refusal, forecast_tasks, make_document
 
-    options = _options(values, beam_arguments)
+    options = _make_options(values, beam_arguments)
     forecasts = forecast_tasks(_select(values), options)
     refusal = first_refusal(forecasts)
     graph = None
@@ -239,7 +239,7 @@ def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> 
 
 
 def _import_job() -> None:
-  """Imports TensorFlow, SeqIO and Beam without their remarks."""
+  """Import TensorFlow, SeqIO and Beam without their remarks."""
   from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
 
   with imports_without_collections():
@@ -256,13 +256,15 @@ def _select(values: flags.FlagValues) -> list[str]:
 
 
 def _names_runner(options: CacheOptions) -> bool:
-  """Tells whether somebody chose a runner, and so wants to know that it takes the job."""
+  """Tell whether somebody chose a runner: a dry run then checks that it takes the job."""
   return options.pipeline_options != _DEFAULT_PIPELINE_OPTIONS
 
 
-def _options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> CacheOptions:
+def _make_options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> CacheOptions:
   if values.preserve_random_access and values["block_records"].present and values.block_records != 1:
-    raise exclusive("preserve_random_access", "block_records", "the first stands for --block_records=1")
+    raise make_exclusive_error(
+      "preserve_random_access", "block_records", "the first stands for --block_records=1"
+    )
   return CacheOptions(
     cache_dir=values.output_cache_dir,
     other_cache_dirs=() if values.ignore_other_caches else tuple(values.tasks_additional_cache_dirs),
@@ -276,7 +278,7 @@ def _options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> CacheOp
     block_records=1 if values.preserve_random_access else values.block_records,
     container=values.output_format.replace("arrayrecord", "array_record"),
     cache_at=values.cache_at,
-    task_feature_lengths=_lengths(values.task_feature_lengths),
+    task_feature_lengths=_parse_lengths(values.task_feature_lengths),
     range_examples=values.range_examples,
     char_counts=values.enable_char_counts,
     seqio_cache_dir=values.from_seqio_cache,
@@ -290,7 +292,7 @@ def _options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> CacheOp
   )
 
 
-def _lengths(text: str | None) -> dict[str, int] | None:
+def _parse_lengths(text: str | None) -> dict[str, int] | None:
   if text is None:
     return None
   try:
@@ -309,5 +311,5 @@ def _lengths(text: str | None) -> dict[str, int] | None:
 
 
 def run() -> None:
-  """The console program."""
+  """Run the console program."""
   run_program(lambda: main(sys.argv))

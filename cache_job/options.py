@@ -22,8 +22,9 @@ class CacheOptions:
     other_cache_dirs: further roots; a task whose cache is complete in one of them is not cached here.
     modules: what workers import to find the tasks.
     splits: those to cache of each task that has them; None for all.
-    seed: of the preshuffle. base_seed: of the preprocessors.
-    num_shards: S; None for the default, which min_shards and max_shards bound where they are not 0.
+    seed: the preshuffle's.
+    base_seed: the preprocessors'.
+    num_shards: S; None for the default, within min_shards and max_shards where these are not 0.
     block_records: g.
     container: of the records, `array_record` or `tfrecord`.
     cache_at: `placeholder`, or `end` to cache what stands after it too.
@@ -35,7 +36,7 @@ class CacheOptions:
       preprocessors; None for those.
     max_bad_examples: so many of a split are left out and listed, where they cannot be cached.
     determinism_check: percent of source shards whose preprocessors are run twice and compared.
-    resume: whether what an earlier job left unfinished is taken up.
+    resume: whether the job goes on with the files of an unfinished one.
     index_only: whether the source's own files are described in place of being cached (layout `as_is`).
     overwrite: whether a complete cache is made anew.
     tfds_data_dir: where TensorFlow Datasets lie, whatever the tasks say.
@@ -72,12 +73,12 @@ class CacheOptions:
 
   @property
   def layout(self) -> str:
-    """The layout of the caches, as manifests name it."""
+    """Layout of the caches, as manifests name it."""
     return AS_IS if self.index_only else PRESHUFFLED
 
   @property
   def container_options(self) -> str:
-    """The options of the container's writer."""
+    """Options of the container's writer."""
     return containers.container_options(self.container, self.block_records)
 
   def choose_num_shards(self, num_examples: int) -> int:
@@ -99,7 +100,7 @@ class CacheOptions:
     return min(at_least, self.max_shards or at_least)
 
   def values_that_decide_bytes(self) -> dict[str, object]:
-    """Return the values with which an unfinished job can go on, and no others, by name."""
+    """Return by name the values that decide bytes; a job goes on only with equal ones."""
     return {name: getattr(self, name) for name in _DECIDE_BYTES}
 
   def __post_init__(self):
@@ -118,23 +119,29 @@ class CacheOptions:
       )
     self._check_limits()
     if self.task_feature_lengths and self.cache_at != "end":
-      raise exclusive(
+      raise make_exclusive_error(
         "task_feature_lengths", "cache_at=placeholder", "nothing before the placeholder takes them"
       )
     if self.num_shards is not None and (self.min_shards or self.max_shards):
-      raise exclusive("num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one")
+      raise make_exclusive_error(
+        "num_shards", "min_shards or max_shards", "--num_shards alone decides, so give one"
+      )
     if self.index_only:
       for name, flag in _NOT_OF_FILES_AS_THEY_ARE.items():
         if getattr(self, name):
-          raise exclusive("index_only", flag, "files that are not written anew stay as they are")
+          raise make_exclusive_error("index_only", flag, "files that are not written anew stay as they are")
       if self.cache_at == "end":
-        raise exclusive("index_only", "cache_at=end", "no preprocessor runs before the files are read")
+        raise make_exclusive_error(
+          "index_only", "cache_at=end", "no preprocessor runs before the files are read"
+        )
     if self.seqio_cache_dir is not None:
       for name in ("base_seed", "range_examples", "determinism_check", "task_feature_lengths"):
         if getattr(self, name):
-          raise exclusive("from_seqio_cache", name, "no preprocessor runs")
+          raise make_exclusive_error("from_seqio_cache", name, "no preprocessor runs")
       if self.cache_at == "end":
-        raise exclusive("from_seqio_cache", "cache_at=end", "SeqIO's caches stand at the placeholder")
+        raise make_exclusive_error(
+          "from_seqio_cache", "cache_at=end", "SeqIO's caches stand at the placeholder"
+        )
       if os.path.realpath(self.seqio_cache_dir) == os.path.realpath(self.cache_dir):
         # Files have the same names, so the end of the job would remove its source.
         raise AnystepError(
@@ -146,7 +153,7 @@ class CacheOptions:
         )
 
   def _check_limits(self) -> None:
-    """Refuses numbers that no cache has, which would fail or fill the memory later in the job."""
+    """Refuse numbers that no cache has, which would fail or fill the memory later in the job."""
     shards = f"at most {MAX_SHARDS:,}"
     checks = {
       "seed": (is_seed(self.seed), "a whole number of 64 bits"),
@@ -204,8 +211,8 @@ _NOT_OF_FILES_AS_THEY_ARE = {
 }
 
 
-def exclusive(one: str, other: str, fix: str) -> AnystepError:
-  """The error of two flags that contradict each other."""
+def make_exclusive_error(one: str, other: str, fix: str) -> AnystepError:
+  """Return the error of two flags that contradict each other."""
   return AnystepError(
     ExitCode.USAGE, "flags_exclusive", expected=f"--{one} without --{other}", got="both", fix=fix
   )

@@ -21,13 +21,13 @@ def main() -> None:
   from anystep.cache_job.shuffle.final_shards import write_shard
   from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
   from anystep.cache_job.shuffle.spill import write_spill
-  from anystep.cache_job.state.split_job import source_ranges
+  from anystep.cache_job.state.split_job import list_source_ranges
 
   options = CacheOptions(cache_dir=sys.argv[1], modules=(cache_task.__name__,))
   works = plan_work([cache_task.TASK], options)
   prepare_directories(works)
   (job,) = works[0].jobs
-  for source in source_ranges(job):
+  for source in list_source_ranges(job):
     write_spill(job, source)
   start = time.perf_counter()
   plan = plan_final(job)

@@ -1,4 +1,4 @@
-"""The end of the job: manifests, files in their places, the marker; and how far the job is meanwhile.
+"""The end of the job: manifests, files moved to their places, the marker; and progress meanwhile.
 
-What makes a cache of what the shuffle left, and what describes files as they are.
+Caches are made here of the shuffle's files, or of the source's own files where they are.
 """

@@ -1,4 +1,4 @@
-"""The end of the job: manifests, files moved to their places, and last what says that the cache is whole."""
+"""Completion of caches: manifests, files moved to their places, and last the marker of whole caches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,23 @@ from typing import TypeVar
 import seqio
 from etils import epath
 
-from anystep.cache_job.planning.building_directories import BUILDING, buildings, task_fingerprint
+from anystep.cache_job.planning.building_directories import (
+  BUILDING,
+  list_building_directories,
+  make_fingerprint,
+)
 from anystep.cache_job.planning.task_work import TaskWork
 from anystep.cache_job.shuffle.final_shards import find_shard
-from anystep.cache_job.shuffle.sorted_spills import all_spills
-from anystep.cache_job.state.job_lock import LOCK, locked
-from anystep.cache_job.state.split_job import SplitJob, file_of, job_incomplete, read_plan, source_ranges
-from anystep.cache_job.state.split_stats import merged_stats
+from anystep.cache_job.shuffle.sorted_spills import read_all_spills
+from anystep.cache_job.state.job_lock import LOCK, lock_task_directory
+from anystep.cache_job.state.split_job import (
+  SplitJob,
+  list_source_ranges,
+  locate_file,
+  make_incomplete_error,
+  read_plan,
+)
+from anystep.cache_job.state.split_stats import merge_stats
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.errors import AnystepError
 from anystep.files import names, storage
@@ -30,10 +40,10 @@ _Result = TypeVar("_Result")
 
 
 def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
-  """Puts the splits that were made where readers look, beside those that are kept.
+  """Move the new splits to where readers look, beside those that are kept.
 
-  The order must not change: what is replaced is no longer called complete, files come to their places, and
-  the last of all says that they are whole.
+  The order must not change: first the splits that are replaced lose their place in the marker, then files
+  come to their places, and last the marker names them as complete.
 
   Args:
     work: the task's.
@@ -43,47 +53,49 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
   _sign(directory, work.kept)
   for job in work.jobs:
     manifest = manifests[job.split]
-    for name, waiting in _waiting(job, manifest).items():
+    for name, waiting in _list_waiting_files(job, manifest).items():
       # A job that was stopped here has moved some.
       if waiting.exists():
         storage.move(waiting, directory / name)
     storage.put(directory / names.manifest_name(job.split), manifest.to_json().encode())
-    _remove_what_was_here(directory, manifest)
+    _remove_replaced_files(directory, manifest)
     _check_placed(directory, manifest)
   keep_copies(work.task, directory, manifests.values())
   storage.sync(directory)
-  made = {
+  new_splits = {
     split: hashlib.sha256(manifest.to_json().encode()).hexdigest() for split, manifest in manifests.items()
   }
-  _sign(directory, {**work.kept, **made})
-  # A worker's double may still be writing: the next job tidies up after it.
+  _sign(directory, {**work.kept, **new_splits})
+  # A second run of a worker may still be writing: the next job tidies up after it.
   with contextlib.suppress(OSError):
-    _remove_buildings(directory, {**work.kept, **made})
-    remove_unused_copies(directory, {**work.kept, **made})
+    _remove_buildings(directory, {**work.kept, **new_splits})
+    remove_unused_copies(directory, {**work.kept, **new_splits})
   return dataclasses.replace(work, manifests=manifests)
 
 
-def _waiting(job: SplitJob, manifest: Manifest) -> dict[str, epath.Path]:
-  """The files that go to their places, by the names that they have there."""
+def _list_waiting_files(job: SplitJob, manifest: Manifest) -> dict[str, epath.Path]:
+  """Return the files to be moved, by the names of their places."""
   directory = epath.Path(job.directory)
   if manifest.layout == AS_IS:
     return {entry.name: directory / entry.name for entry in manifest.offsets_files}
-  shards = [_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(manifest.num_shards)]
-  made = {file.entry.name: directory / file.file for shard in shards for file in shard.values()}
-  return made | {entry.name: directory / entry.name for entry in manifest.description_files}
+  shards = [
+    _require_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(manifest.num_shards)
+  ]
+  shard_files = {file.entry.name: directory / file.file for shard in shards for file in shard.values()}
+  return shard_files | {entry.name: directory / entry.name for entry in manifest.description_files}
 
 
 def _check_placed(directory: epath.Path, manifest: Manifest) -> None:
-  """Whatever happened to the files since they were made, what is signed is there."""
+  """Refuse to mark as complete a split whose files are not there with their sizes."""
   entries = manifest.offsets_files if manifest.layout == AS_IS else manifest.files
   for entry in entries:
     path = directory / entry.name
     if not path.exists() or path.stat().length != entry.bytes:
-      raise job_incomplete(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
+      raise make_incomplete_error(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
 
 
 def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
-  """Says which splits are complete."""
+  """Write the marker of complete splits; remove it where there is none."""
   if manifests:
     lines = [f"{split} {sha256}\n" for split, sha256 in sorted(manifests.items())]
     storage.put(directory / names.COMPLETED, "".join(lines).encode())
@@ -92,8 +104,8 @@ def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
     storage.sync(directory)
 
 
-def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
-  """Removes files of the cache that was here before, which no reader could tell from this one's."""
+def _remove_replaced_files(directory: epath.Path, manifest: Manifest) -> None:
+  """Remove files of the cache that was here before: readers could not tell them from the new ones."""
   split = manifest.split
   pattern, kept = names.shard_pattern(split), {entry.name for entry in manifest.files}
   descriptions = {names.info_name(split), names.stats_name(split), names.quarantine_name(split)}
@@ -106,46 +118,48 @@ def _remove_what_was_here(directory: epath.Path, manifest: Manifest) -> None:
 
 
 def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:
-  """Removes what made complete splits, by this job and others; what another split's job left stays for it."""
+  """Remove the unfinished files of complete splits, of all jobs; other splits keep theirs."""
   building = directory / BUILDING
-  for path in buildings(directory, splits):
+  for path in list_building_directories(directory, splits):
     path.rmtree()
   if building.exists() and not any(building.iterdir()):
     building.rmdir()
 
 
 def remove_left_overs(work: TaskWork) -> None:
-  """Removes what a job left of a complete cache that was killed while it tidied up.
+  """Remove files left by a job that was killed while it tidied up after a complete cache.
 
-  Where another job is at it, they are that one's; what cannot be removed does no harm.
+  They stay where another job holds the lock, and where they cannot be removed: they do no harm.
   """
   if any((work.directory / name).exists() for name in (BUILDING, LOCK)):
-    with contextlib.suppress(AnystepError, OSError), locked(work.directory):
+    with contextlib.suppress(AnystepError, OSError), lock_task_directory(work.directory):
       _remove_buildings(work.directory, work.kept)
 
 
-def describe(task: seqio.Task, job: SplitJob) -> Manifest:
-  """The split's manifest, and SeqIO's own descriptions beside its shards."""
-  spills, plan, ranges = all_spills(job), read_plan(job), source_ranges(job)
-  shards = [_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(plan.num_shards)]
+def describe_split(task: seqio.Task, job: SplitJob) -> Manifest:
+  """Write SeqIO's own descriptions beside the split's shards, and return its manifest."""
+  spills, plan, ranges = read_all_spills(job), read_plan(job), list_source_ranges(job)
+  shards = [
+    _require_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(plan.num_shards)
+  ]
   features = next(spill.features for spill in spills if spill.features is not None)
   info = {
     "num_shards": len(shards),
     "features": {name: {"dtype": f.dtype, "shape": f.shape} for name, f in features.items()},
     "seqio_version": seqio.__version__,
   }
-  stats = merged_stats([spill.stats for spill in spills])
-  source_names = _without_folder([source.name for source in ranges])
+  stats = merge_stats([spill.stats for spill in spills])
+  source_names = _strip_common_folder([source.name for source in ranges])
   quarantine = [
     {**entry, "source_shard": source_names[entry["source_shard"]]} for spill in spills for entry in spill.bad
   ]
   entries = [
-    _described(job, names.info_name(job.split), canonical_json(info, indent=2)),
-    _described(job, names.stats_name(job.split), canonical_json(stats, indent=2)),
+    _write_description(job, names.info_name(job.split), canonical_json(info, indent=2)),
+    _write_description(job, names.stats_name(job.split), canonical_json(stats, indent=2)),
   ]
   if quarantine:
     lines = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in quarantine)
-    entries.append(_described(job, names.quarantine_name(job.split), lines, records=len(quarantine)))
+    entries.append(_write_description(job, names.quarantine_name(job.split), lines, records=len(quarantine)))
   return Manifest(
     task=job.task,
     split=job.split,
@@ -166,18 +180,18 @@ def describe(task: seqio.Task, job: SplitJob) -> Manifest:
       SourceShard(name=source_names[source.name], examples=count)
       for source, count in zip(ranges, plan.examples, strict=True)
     ],
-    fingerprint=task_fingerprint(task, job),
+    fingerprint=make_fingerprint(task, job),
     cache_at=job.options.cache_at,
     task_feature_lengths=job.options.task_feature_lengths,
   )
 
 
-def _without_folder(names: Sequence[str]) -> dict[str, str]:
-  """By the names of source shards, these without the folder that all lie in, which differs among machines.
+def _strip_common_folder(names: Sequence[str]) -> dict[str, str]:
+  """Return by each source shard's name the same without their common folder, which differs among machines.
 
-  >>> _without_folder(["/data/a/0.txt", "/data/a/1.txt"])
+  >>> _strip_common_folder(["/data/a/0.txt", "/data/a/1.txt"])
   {'/data/a/0.txt': '0.txt', '/data/a/1.txt': '1.txt'}
-  >>> _without_folder(["train 0", "train 1"])
+  >>> _strip_common_folder(["train 0", "train 1"])
   {'train 0': 'train 0', 'train 1': 'train 1'}
   """
   parts = [name.split("/") for name in names]
@@ -186,14 +200,14 @@ def _without_folder(names: Sequence[str]) -> dict[str, str]:
   return {name: "/".join(of_name[common:]) for name, of_name in zip(names, parts, strict=True)}
 
 
-def _described(job: SplitJob, name: str, text: str, *, records: int = 1) -> FileEntry:
+def _write_description(job: SplitJob, name: str, text: str, *, records: int = 1) -> FileEntry:
   content = text.encode()
-  storage.put(file_of(job, name), content)
+  storage.put(locate_file(job, name), content)
   return FileEntry.of(name, records, content)
 
 
-def _finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
-  """What the workers left, which must be there by now."""
+def _require_finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
+  """Return a worker's result, which must be there by now."""
   if result is None:
-    raise job_incomplete(job.task, job.split, job.directory, what)
+    raise make_incomplete_error(job.task, job.split, job.directory, what)
   return result

@@ -13,8 +13,8 @@ import numpy as np
 import seqio
 from etils import epath
 
-from anystep.cache_job.planning.building_directories import task_fingerprint
-from anystep.cache_job.preprocessing.example_checks import known_features
+from anystep.cache_job.planning.building_directories import make_fingerprint
+from anystep.cache_job.preprocessing.example_checks import require_static_features
 from anystep.cache_job.state.split_job import SplitJob
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.containers import containers
@@ -36,11 +36,11 @@ _PARQUET_MAGIC = b"PAR1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scan:
-  """A source file: its records, and what its container makes known of it.
+  """One source file: its records, and the facts that its container tells.
 
   Attributes:
-    options: what the writer of an ArrayRecord file was told.
-    group_records: records that are read at a time; 0 where nothing says so.
+    options: the options of an ArrayRecord file's writer.
+    group_records: records that are read at a time; 0 where it is unknown.
     offsets: of a TFRecord file's records, `(records,) uint64`.
   """
 
@@ -53,29 +53,31 @@ class _Scan:
 
 
 def index_split(task: seqio.Task, job: SplitJob) -> Manifest:
-  """Describes the files of a split of the task's source; tables of offsets go to the job's directory.
+  """Describe the files of a split of the task's source; tables of offsets go to the job's directory.
 
   Raises:
     AnystepError: 78 `file_outside_root`, `source_decodes`, `feature_form`, `files_differ`; 65
       `file_container`, `column_null`; 77 `file_name`.
   """
   files = files_of(task.source, job.split)
-  record_names = [_record_name(job, shard, path) for shard, path in enumerate(files)]
+  record_names = [_name_record_file(job, shard, path) for shard, path in enumerate(files)]
   scans = [_scan(epath.Path(path)) for path in files]
   for scan in scans:
     if scan.container != scans[0].container:
-      raise _other_container(scan.path, f"{scans[0].container}, as {scans[0].path.name}")
-  features = known_features(task.source.get_dataset(split=job.split, shuffle=False).element_spec, job.task)
+      raise _make_container_error(scan.path, f"{scans[0].container}, as {scans[0].path.name}")
+  features = require_static_features(
+    task.source.get_dataset(split=job.split, shuffle=False).element_spec, job.task
+  )
   if scans[0].container == containers.PARQUET:
     _check_columns(job, scans, features)
   _check_examples(task, job, scans, features)
   epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
   record_files, offsets_files = [], []
   for shard, (scan, name) in enumerate(zip(scans, record_names, strict=True)):
-    entry, offsets = _described(scan, name)
+    entry, offsets = _describe_file(scan, name)
     record_files.append(entry)
     if offsets is not None:
-      offsets_files.append(_offsets_entry(job, shard, scan, offsets, num_shards=len(files)))
+      offsets_files.append(_write_offsets(job, shard, scan, offsets, num_shards=len(files)))
   return Manifest(
     layout=AS_IS,
     task=job.task,
@@ -92,13 +94,13 @@ def index_split(task: seqio.Task, job: SplitJob) -> Manifest:
     offsets_files=offsets_files,
     description_files=[],
     source_shards=[SourceShard(name=entry.name, examples=entry.records) for entry in record_files],
-    fingerprint=task_fingerprint(task, job),
+    fingerprint=make_fingerprint(task, job),
     cache_at=job.options.cache_at,
   )
 
 
-def _record_name(job: SplitJob, shard: int, path: str) -> str:
-  """A file's name relative to the root, as manifests have it: of a link, where the file is not below."""
+def _name_record_file(job: SplitJob, shard: int, path: str) -> str:
+  """Return a file's name relative to the root; make a link there to a file that is elsewhere."""
   try:
     relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(job.options.cache_dir))
   except ValueError:
@@ -107,7 +109,7 @@ def _record_name(job: SplitJob, shard: int, path: str) -> str:
 
 
 def _link_below(job: SplitJob, shard: int, path: str) -> str:
-  """Makes a link below the root to a file elsewhere; returns its name there."""
+  """Make a link below the root to a file elsewhere; return its name there."""
   if storage.is_remote(path):
     raise AnystepError(
       ExitCode.CONFIG,
@@ -132,15 +134,15 @@ def _scan(path: epath.Path) -> _Scan:
     # A row group is decoded at a time; blocks of the largest one's rows need no more than two.
     group_records = int(rows.group_rows.max(initial=0))
     return _Scan(path=path, container=containers.PARQUET, records=len(rows), group_records=group_records)
-  # A reader of another file says so when it is asked, and raises where it is closed.
+  # A reader of another container answers that it is not ok, and raises when it is closed.
   try:
     reader = open_reader(path)
     is_array_record = reader.ok()
   except (ValueError, RuntimeError) as error:
     # Of a footer that promises more chunks than fit in memory.
-    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole") from error
+    raise _make_container_error(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole") from error
   if not is_array_record:
-    offsets = _tfrecord_offsets(path)
+    offsets = _find_tfrecord_offsets(path)
     return _Scan(path=path, container=containers.TFRECORD, records=len(offsets), offsets=offsets)
   records, options = reader.num_records(), reader.writer_options_string() or ""
   reader.close()
@@ -159,8 +161,8 @@ def _begins_as_parquet(path: epath.Path) -> bool:
     return file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
 
 
-def _tfrecord_offsets(path: epath.Path) -> np.ndarray:
-  """Where each record's framing starts, `(records,) uint64`; the frames must end where the file does."""
+def _find_tfrecord_offsets(path: epath.Path) -> np.ndarray:
+  """Return where each record's frame starts, `(records,) uint64`; the last frame must end with the file."""
   offsets, position, size = array.array("Q"), 0, path.stat().length
   if size:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -168,11 +170,11 @@ def _tfrecord_offsets(path: epath.Path) -> np.ndarray:
         offsets.append(position)
         position += _FRAME_BYTES + _LENGTH.unpack_from(content, position)[0]
   if position != size:
-    raise _other_container(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole")
+    raise _make_container_error(path, "ArrayRecord, Parquet or uncompressed TFRecord, and whole")
   return np.array(offsets, np.uint64)
 
 
-def _other_container(path: epath.Path, expected: str) -> AnystepError:
+def _make_container_error(path: epath.Path, expected: str) -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
     "file_container",
@@ -183,14 +185,16 @@ def _other_container(path: epath.Path, expected: str) -> AnystepError:
 
 
 def _check_columns(job: SplitJob, scans: list[_Scan], features: dict[str, Feature]) -> None:
-  """Refuses files whose rows are not all records with the source's features."""
+  """Refuse files whose rows are not all records with the source's features."""
   first: dict[str, Feature] | None = None
   for scan in scans:
     try:
       rows = open_parquet(scan.path, columns=sorted(features))
     except AnystepError as error:
       if error.kind == "column_missing" and first is None:
-        raise _decodes(job, scan.path, f"feature {error.fields['feature']}, which no column is") from error
+        raise _make_decodes_error(
+          job, scan.path, f"feature {error.fields['feature']}, which no column is"
+        ) from error
       raise
     first = first or rows.features
     check_same_columns(scan.path, rows.features, expected=first)
@@ -200,23 +204,25 @@ def _check_columns(job: SplitJob, scans: list[_Scan], features: dict[str, Featur
 def _check_examples(
   task: seqio.Task, job: SplitJob, scans: list[_Scan], features: dict[str, Feature]
 ) -> None:
-  """Compares the first example as the source gives it with the record: a source may do more than read."""
+  """Compare the first example as the source gives it with the record: a source may do more than read."""
   scan = next((scan for scan in scans if scan.records), None)
   if scan is None:
     return
-  record = _first_record(scan, features)
-  expected = _first_example(task, job)
+  record = _read_first_record(scan, features)
+  expected = _read_first_example(task, job)
   try:
-    found = parse_example(record, features)
-    same = expected is not None and all(_same(found[name], value) for name, value in expected.items())
+    parsed_example = parse_example(record, features)
+    is_same = expected is not None and all(
+      _is_same(parsed_example[name], value) for name, value in expected.items()
+    )
   except AnystepError:
-    same = False
-  if not same:
-    raise _decodes(job, scan.path, "something else than the first record")
+    is_same = False
+  if not is_same:
+    raise _make_decodes_error(job, scan.path, "something else than the first record")
 
 
-def _first_example(task: seqio.Task, job: SplitJob) -> dict[str, np.ndarray] | None:
-  """The source's first example; None where it has none."""
+def _read_first_example(task: seqio.Task, job: SplitJob) -> dict[str, np.ndarray] | None:
+  """Return the source's first example; None where it has none."""
   # A source's shards may be parts of files.
   for shard in range(len(job.source_shards)):
     shard_info = seqio.ShardInfo(index=shard, num_shards=len(job.source_shards))
@@ -226,7 +232,7 @@ def _first_example(task: seqio.Task, job: SplitJob) -> dict[str, np.ndarray] | N
   return None
 
 
-def _first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
+def _read_first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
   if scan.container == containers.PARQUET:
     (record,) = open_parquet(scan.path, columns=sorted(features)).read_records(np.array([0]))
     return record
@@ -240,15 +246,15 @@ def _first_record(scan: _Scan, features: dict[str, Feature]) -> bytes:
   return record
 
 
-def _same(one: object, other: object) -> bool:
-  """Whether two values are the same, NaNs by their bits."""
+def _is_same(one: object, other: object) -> bool:
+  """Compare two values, NaNs by their bits."""
   one, other = np.asarray(one), np.asarray(other)
   if one.dtype.hasobject or one.shape != other.shape:
     return np.array_equal(one, other)
   return one.tobytes() == other.tobytes()
 
 
-def _decodes(job: SplitJob, path: epath.Path, got: str) -> AnystepError:
+def _make_decodes_error(job: SplitJob, path: epath.Path, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.CONFIG,
     "source_decodes",
@@ -261,8 +267,8 @@ def _decodes(job: SplitJob, path: epath.Path, got: str) -> AnystepError:
   )
 
 
-def _described(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
-  """A file's entry and its table of offsets, where its container needs one; all of it is read once."""
+def _describe_file(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
+  """Return a file's entry, and its table of offsets where its container needs one; read the file once."""
   checksums: list[int] = []
 
   def see(piece: bytes) -> None:
@@ -273,7 +279,7 @@ def _described(scan: _Scan, name: str) -> tuple[FileEntry, np.ndarray | None]:
   return entry, part_table(checksums) if scan.container == containers.PARQUET else scan.offsets
 
 
-def _offsets_entry(
+def _write_offsets(
   job: SplitJob, shard: int, scan: _Scan, offsets: np.ndarray, *, num_shards: int
 ) -> FileEntry:
   name = names.offsets_name(job.split, shard, num_shards, container=scan.container)

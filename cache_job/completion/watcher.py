@@ -1,4 +1,4 @@
-"""How far a job is, wherever its workers run, seen from what they leave in its directories."""
+"""Progress of a job, read from its directories, wherever its workers run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
-from anystep.cache_job.shuffle.spill import find_spill, progress_path
-from anystep.cache_job.state.split_job import SplitJob, find_plan, finished_items, source_ranges
+from anystep.cache_job.shuffle.spill import find_spill, locate_progress
+from anystep.cache_job.state.split_job import SplitJob, find_finished_items, find_plan, list_source_ranges
 from anystep.errors import AnystepError
 from anystep.programs.progress import Progress
 
@@ -16,7 +16,7 @@ _Item = tuple[SplitJob, int]
 
 
 class Watcher:
-  """Shows how far the workers of some splits are, while it is entered."""
+  """Shows the progress of splits while it is entered."""
 
   def __init__(self, jobs: Sequence[SplitJob]):
     self._jobs = jobs
@@ -31,7 +31,7 @@ class Watcher:
     self._thread.join()
 
   def _watch(self) -> None:
-    # What cannot be read now the job's own workers and parent tell of.
+    # The job's workers and parent report what cannot be read.
     with contextlib.suppress(AnystepError, OSError, ValueError):
       self._watch_all()
 
@@ -40,10 +40,10 @@ class Watcher:
     shards = [(job, k) for job in counted for k in range(len(job.source_shards))]
     if counted and not self._follow("count", "source shards", "count", shards):
       return
-    sources = [(job, source.number) for job in self._jobs for source in source_ranges(job)]
+    sources = [(job, source.number) for job in self._jobs for source in list_source_ranges(job)]
     if not self._follow("preprocess", "source shards", "spill", sources, examples=_ExampleCounts()):
       return
-    # Whoever is last to finish a spill goes on to plan.
+    # The plan is made once the last spill is finished.
     while not self._stopped.is_set() and any(find_plan(job) is None for job in self._jobs):
       self._stopped.wait(_POLL_SECONDS)
     plans = [(job, plan) for job in self._jobs if (plan := find_plan(job)) is not None]
@@ -61,28 +61,30 @@ class Watcher:
     *,
     examples: Callable[[Sequence[_Item], Sequence[_Item]], int] | None = None,
   ) -> bool:
-    """Shows progress until all items are finished or the job ends; returns whether they are."""
-    wanted = {(job.directory, number): (job, number) for job, number in items}
-    finished = self._finished(kind)
-    with Progress(description, total=len(items), unit=unit, start=len(finished & wanted.keys())) as progress:
+    """Show progress until all items are finished or the job ends; return whether they are."""
+    item_of_key = {(job.directory, number): (job, number) for job, number in items}
+    finished = self._find_finished(kind)
+    with Progress(
+      description, total=len(items), unit=unit, start=len(finished & item_of_key.keys())
+    ) as progress:
       while True:
-        stopped = self._stopped.wait(_POLL_SECONDS if finished < wanted.keys() else 0)
-        finished = self._finished(kind) & wanted.keys()
+        stopped = self._stopped.wait(_POLL_SECONDS if finished < item_of_key.keys() else 0)
+        finished = self._find_finished(kind) & item_of_key.keys()
         facts = {}
         if examples is not None:
-          running = [wanted[key] for key in wanted.keys() - finished]
-          facts = {"examples": f"{examples([wanted[key] for key in finished], running):,}"}
+          running = [item_of_key[key] for key in item_of_key.keys() - finished]
+          facts = {"examples": f"{examples([item_of_key[key] for key in finished], running):,}"}
         progress.update(len(finished), **facts)
-        if stopped or len(finished) == len(wanted):
-          return len(finished) == len(wanted)
+        if stopped or len(finished) == len(item_of_key):
+          return len(finished) == len(item_of_key)
 
-  def _finished(self, kind: str) -> set[tuple[str, int]]:
-    """Finished items of a kind; one look at each directory, however many they are."""
-    return {(job.directory, number) for job in self._jobs for number in finished_items(job)[kind]}
+  def _find_finished(self, kind: str) -> set[tuple[str, int]]:
+    """Return the finished items of a kind, with one listing of each directory."""
+    return {(job.directory, number) for job in self._jobs for number in find_finished_items(job)[kind]}
 
 
 class _ExampleCounts:
-  """Examples so far; a finished spill is read once."""
+  """Counter of examples so far, which reads each finished spill once."""
 
   def __init__(self):
     self._of_finished: dict[tuple[str, int], int] = {}
@@ -92,11 +94,11 @@ class _ExampleCounts:
       if (job.directory, number) not in self._of_finished:
         spill = find_spill(job, number)
         self._of_finished[job.directory, number] = spill.examples if spill else 0
-    return sum(self._of_finished.values()) + sum(_heartbeat(*item) for item in running)
+    return sum(self._of_finished.values()) + sum(_read_heartbeat(*item) for item in running)
 
 
-def _heartbeat(job: SplitJob, number: int) -> int:
+def _read_heartbeat(job: SplitJob, number: int) -> int:
   try:
-    return int(progress_path(job, number).read_text() or 0)
+    return int(locate_progress(job, number).read_text() or 0)
   except FileNotFoundError:
     return 0

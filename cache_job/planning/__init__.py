@@ -1,4 +1,4 @@
-"""What there is to do: which tasks and splits, what they will take, what is there already.
+"""The job's plan: selected tasks, their splits to cache, complete caches, and estimates.
 
-Nothing is preprocessed here but a few examples, to estimate by.
+Only a few examples are preprocessed here, for the estimates.
 """

@@ -1,4 +1,4 @@
-"""Directories where jobs build caches, and what decides whether a job may go on in one."""
+"""Directories of unfinished jobs, and the check that a job may go on in one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import seqio
 from etils import epath
 
-from anystep.cache_job.state.split_job import SplitJob, find_state
+from anystep.cache_job.state.split_job import SplitJob, find_state, locate_file
 from anystep.caches.manifest import Fingerprint
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 BUILDING = ".building"
 
 
-def buildings(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
-  """Where jobs of these splits, by whatever options, have left what they make in a task's directory."""
+def list_building_directories(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
+  """Return the directories of unfinished jobs of these splits, with any options, below a task's directory."""
   building = directory / BUILDING
   paths = building.iterdir() if building.exists() else ()
   return [path for path in paths if path.name.rpartition("-")[0] in splits]
 
 
 def prepare_directories(works: Iterable[TaskWork]) -> None:
-  """Makes the directories that workers write to, with what made earlier work theirs or not.
+  """Make the directories that workers write to, and note in each its provenance.
 
   Raises:
     AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
@@ -37,15 +37,15 @@ def prepare_directories(works: Iterable[TaskWork]) -> None:
   for work in works:
     for job in work.jobs:
       if not job.options.resume:
-        for left in buildings(work.directory, [job.split]):
+        for left in list_building_directories(work.directory, [job.split]):
           left.rmtree()
       epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
       _check_provenance(work.task, job)
 
 
 def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
-  provenance = task_fingerprint(task, job).provenance
-  path = epath.Path(job.directory) / "provenance.json"
+  provenance = make_fingerprint(task, job).provenance
+  path = locate_file(job, "provenance.json")
   before_job = find_state(path, lambda document: document)
   if before_job is None:
     storage.put(path, canonical_json(provenance).encode())
@@ -65,8 +65,8 @@ def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
     )
 
 
-def task_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
-  """The fingerprint of what the job makes."""
+def make_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:
+  """Return the fingerprint of the split that the job makes."""
   return fingerprint(
     task,
     cache_at=job.options.cache_at,

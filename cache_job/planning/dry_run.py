@@ -8,9 +8,9 @@ from typing import Any
 
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.estimates import Estimate, estimate_split
-from anystep.cache_job.planning.task_work import TaskWork, find_tasks, task_work
+from anystep.cache_job.planning.task_work import TaskWork, find_tasks, plan_task
 from anystep.cache_job.runners.pipelines import RunnerGraph
-from anystep.cache_job.state.split_job import SplitJob, finished_items
+from anystep.cache_job.state.split_job import SplitJob, find_finished_items
 from anystep.caches.cache import open_cache
 from anystep.caches.manifest import AS_IS, Manifest
 from anystep.errors import AnystepError
@@ -114,7 +114,7 @@ class TaskForecast:
 
 
 def forecast_work(work: TaskWork) -> TaskForecast:
-  """Forecasts a task's work, by a try at a few examples of each split; nothing is written.
+  """Forecast a task's work, by a try at a few examples of each split; nothing is written.
 
   Raises:
     AnystepError: the error that the job would end with at these examples.
@@ -125,7 +125,7 @@ def forecast_work(work: TaskWork) -> TaskForecast:
 
 
 def forecast_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskForecast]:
-  """Forecasts the work of tasks, and notes for each task and split the error that refuses it.
+  """Forecast the work of tasks, and note for each task and split the error that refuses it.
 
   Raises:
     AnystepError: 64 `split_unknown`.
@@ -133,7 +133,7 @@ def forecast_tasks(task_names: Iterable[str], options: CacheOptions) -> list[Tas
   forecasts = []
   for task in find_tasks(task_names, options):
     try:
-      work = task_work(task, options)
+      work = plan_task(task, options)
     except AnystepError as refusal:
       forecasts.append(TaskForecast(task=task.name, refusal=refusal))
       continue
@@ -177,7 +177,7 @@ def _forecast_split(work: TaskWork, job: SplitJob) -> SplitForecast:
     return SplitForecast(job=job)
   return SplitForecast(
     job=job,
-    finished_ranges=len(finished_items(job)["spill"]),
+    finished_ranges=len(find_finished_items(job)["spill"]),
     estimate=estimate_split(work.task, job),
   )
 

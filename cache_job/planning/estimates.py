@@ -1,4 +1,4 @@
-"""What a split's cache will take, about, from a few examples of its source."""
+"""Estimates of a split's cache, from a few examples of its source."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import zstandard
 from etils import epath
 
 from anystep.cache_job.preprocessing.example_batches import ExampleBatches
-from anystep.cache_job.preprocessing.example_datasets import preprocessed_dataset
-from anystep.cache_job.preprocessing.seqio_caches import noted_examples
-from anystep.cache_job.shuffle.spill import check_end, sequence_names
-from anystep.cache_job.state.failures import failure_of
-from anystep.cache_job.state.spill_files import SpilledRecords, spilled_bytes
+from anystep.cache_job.preprocessing.example_datasets import build_dataset
+from anystep.cache_job.preprocessing.seqio_caches import read_noted_examples
+from anystep.cache_job.shuffle.spill import list_sequence_names
+from anystep.cache_job.state.failures import make_failure
+from anystep.cache_job.state.spill_files import SpilledRecords, count_spilled_bytes
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
 from anystep.containers import containers
 from anystep.records.writing import serialize_examples
@@ -34,12 +34,12 @@ _TABLE_HEADER_BYTES = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-  """What a split's cache will take; all of it about.
+  """Estimated sizes of a split's cache.
 
   Attributes:
-    examples: of the cache; None where nothing tells how many the source has.
+    examples: of the cache; None where the source's number of examples is unknown.
     cache_bytes: of the cache's files; where `examples` is None, of each example.
-    temporary_bytes: of what is written besides and removed at the end, likewise.
+    temporary_bytes: of files that the job removes at its end, likewise.
   """
 
   examples: int | None
@@ -47,10 +47,10 @@ class Estimate:
   temporary_bytes: int
 
   def __str__(self) -> str:
-    sizes = f"{human_bytes(self.cache_bytes)} and {human_bytes(self.temporary_bytes)} of temporary disk"
+    sizes = f"{format_bytes(self.cache_bytes)} and {format_bytes(self.temporary_bytes)} of temporary disk"
     if self.examples is None:
       return f"about {sizes} for each example, of which the source does not tell how many it has"
-    return f"about {_rounded(self.examples):,} example{'' if self.examples == 1 else 's'}, {sizes}"
+    return f"about {_round_to_digits(self.examples):,} example{'' if self.examples == 1 else 's'}, {sizes}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,9 @@ class _Sample:
   """Examples of the first source shard that has some.
 
   Attributes:
-    source: what was taken of it.
-    source_examples: how many these are.
-    parts: what preprocessors made of them.
+    source: the range of it that was read.
+    source_examples: number of examples in that range.
+    parts: their records after the preprocessors.
     num_sequences: columns of lengths tables.
   """
 
@@ -75,7 +75,7 @@ class _Sample:
 
 
 def estimate_split(task: Any, job: SplitJob) -> Estimate | None:
-  """What a split's cache will take; nothing is written.
+  """Estimate a split's cache; nothing is written.
 
   The preprocessors run on up to 256 examples, as the job would run them.
 
@@ -90,28 +90,28 @@ def estimate_split(task: Any, job: SplitJob) -> Estimate | None:
     AnystepError: what the job would end with at these examples.
   """
   try:
-    sample = _first_examples(task, job)
+    sample = _sample_examples(task, job)
     if sample is None or not sample.examples:
       return None
-    source_examples = _source_examples(task, job, sample)
+    source_examples = _count_source_examples(task, job, sample)
   except Exception as error:
-    raise failure_of(error, job) from error
+    raise make_failure(error, job) from error
   examples = None
   if source_examples is not None:
     examples = round(source_examples * sample.examples / sample.source_examples)
   # Everything is written once as it comes, and once sorted by shards.
-  temporary_bytes = 2 * spilled_bytes(sample.parts) / sample.examples
+  temporary_bytes = 2 * count_spilled_bytes(sample.parts) / sample.examples
   if examples is None:
-    cache_bytes = _example_bytes(job, sample)
+    cache_bytes = _estimate_example_bytes(job, sample)
   else:
-    cache_bytes, temporary_bytes = _cache_bytes(job, sample, examples), examples * temporary_bytes
+    cache_bytes, temporary_bytes = _estimate_cache_bytes(job, sample, examples), examples * temporary_bytes
   return Estimate(examples=examples, cache_bytes=round(cache_bytes), temporary_bytes=round(temporary_bytes))
 
 
-def human_bytes(size: int) -> str:
-  """A number of bytes for people.
+def format_bytes(size: int) -> str:
+  """Return a number of bytes as text for people.
 
-  >>> human_bytes(900), human_bytes(1536), human_bytes(3 << 30), human_bytes(5 << 50)
+  >>> format_bytes(900), format_bytes(1536), format_bytes(3 << 30), format_bytes(5 << 50)
   ('900 B', '1.5 KiB', '3.0 GiB', '5,120.0 TiB')
   """
   if size < 1024:
@@ -120,34 +120,34 @@ def human_bytes(size: int) -> str:
   return f"{size / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
 
 
-def _rounded(number: int) -> int:
-  """To three digits, for no more of them are known."""
+def _round_to_digits(number: int) -> int:
+  """Round to three digits: no more of them are known."""
   return int(float(f"{number:.3g}"))
 
 
-def _first_examples(task: Any, job: SplitJob) -> _Sample | None:
+def _sample_examples(task: Any, job: SplitJob) -> _Sample | None:
   for shard, name in enumerate(job.source_shards):
     stop = min(_SAMPLE_EXAMPLES, job.options.range_examples or _SAMPLE_EXAMPLES)
     source = SourceRange(number=shard, name=name, shard=shard, stop=stop)
     batches = ExampleBatches(task, job, source)
     parts = [records for _, records in batches]
-    check_end(task, job, batches)
+    batches.check_output()
     # The preprocessors may have dropped some, or made several of one.
-    source_examples = sum(_counts(task, job, source))
+    source_examples = sum(_count_in_parts(task, job, source))
     if source_examples:
       return _Sample(
         source=source,
         source_examples=source_examples,
         parts=parts,
-        num_sequences=len(sequence_names(batches.features)),
+        num_sequences=len(list_sequence_names(batches.features)),
       )
   return None
 
 
-def _source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | None:
-  """How many examples the source has; None where nothing tells."""
+def _count_source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | None:
+  """Return the source's number of examples; None where it is unknown."""
   if job.seqio_cache is not None:
-    return noted_examples(job.seqio_cache, job.split)
+    return read_noted_examples(job.seqio_cache, job.split)
   known = task.source.num_input_examples(job.split)
   if known is not None:
     return known
@@ -155,17 +155,17 @@ def _source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | None:
   counted: list[int] = []
   for shard, name in enumerate(job.source_shards):
     of_shard = 0
-    for count in _counts(task, job, SourceRange(number=shard, name=name, shard=shard)):
+    for count in _count_in_parts(task, job, SourceRange(number=shard, name=name, shard=shard)):
       of_shard += count
       if time.monotonic() > deadline:
-        return _by_file_sizes(task, job, sample, counted)
+        return _count_by_file_sizes(task, job, sample, counted)
     counted.append(of_shard)
   return sum(counted)
 
 
-def _counts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
-  """How many examples the source gives, some at a time."""
-  dataset = preprocessed_dataset(task, job, source, num_steps=0)
+def _count_in_parts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
+  """Yield numbers of examples, whose sum is the source range's."""
+  dataset = build_dataset(task, job, source, num_steps=0)
   known = int(dataset.cardinality())
   if known >= 0:
     yield known
@@ -174,8 +174,8 @@ def _counts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
       yield len(ones)
 
 
-def _by_file_sizes(task: Any, job: SplitJob, sample: _Sample, counted: Sequence[int]) -> int | None:
-  """How many examples there are in files, of which the first few are counted."""
+def _count_by_file_sizes(task: Any, job: SplitJob, sample: _Sample, counted: Sequence[int]) -> int | None:
+  """Estimate the number of examples in files from their sizes and the files that are counted."""
   from anystep.tasks.sources.held_out_source import HELD_OUT_BEFORE
 
   paths = [epath.Path(name.partition(HELD_OUT_BEFORE)[0]) for name in job.source_shards]
@@ -187,17 +187,17 @@ def _by_file_sizes(task: Any, job: SplitJob, sample: _Sample, counted: Sequence[
   with paths[sample.source.shard].open("rb") as file:
     if file.read(8).startswith(_PACKED):
       return None
-  source_bytes = _source_bytes(task, job, sample)
+  source_bytes = _measure_source_bytes(task, job, sample)
   return None if not source_bytes else round(sum(sizes) * sample.source_examples / source_bytes)
 
 
-def _source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | None:
-  """What the sample takes in a file of lines, or of `tf.train.Example` records; None for something else."""
+def _measure_source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | None:
+  """Return the sample's bytes in a file of lines or of `tf.train.Example` records; None for another file."""
   import tensorflow as tf
 
   from anystep.tasks.tensors import from_tensors
 
-  dataset = preprocessed_dataset(task, job, sample.source, num_steps=0)
+  dataset = build_dataset(task, job, sample.source, num_steps=0)
   spec = dataset.element_spec
   if spec == tf.TensorSpec([], tf.string):
     return sum(len(line) + 1 for line in dataset.as_numpy_iterator())
@@ -207,18 +207,18 @@ def _source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | None:
   return len(data)
 
 
-def _cache_bytes(job: SplitJob, sample: _Sample, examples: int) -> float:
-  """Of all files of a cache of so many examples."""
+def _estimate_cache_bytes(job: SplitJob, sample: _Sample, examples: int) -> float:
+  """Return the bytes of all files of a cache of so many examples."""
   num_shards = job.options.choose_num_shards(examples)
-  size = examples * _example_bytes(job, sample) + num_shards * _TABLE_HEADER_BYTES
+  size = examples * _estimate_example_bytes(job, sample) + num_shards * _TABLE_HEADER_BYTES
   if job.options.container == containers.ARRAY_RECORD:
     # Half of a file's last block but one is empty, and the last.
     size += num_shards * 1.5 * _ARRAY_RECORD_BLOCK_BYTES
   return size
 
 
-def _example_bytes(job: SplitJob, sample: _Sample) -> float:
-  """Of an example in the cache, without what files have once."""
+def _estimate_example_bytes(job: SplitJob, sample: _Sample) -> float:
+  """Return the bytes of an example in the cache, without headers that a file has once."""
   records = [record for part in sample.parts for record in part.records()]
   of_tables = 4 * sample.num_sequences
   if job.options.container == containers.TFRECORD:

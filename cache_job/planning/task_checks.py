@@ -17,7 +17,7 @@ from anystep.tasks.registry.fingerprint import SEQIO_CACHE, cached_preprocessors
 
 
 def check_preprocessors(task: seqio.Task) -> None:
-  """Refuses what SeqIO does: a preprocessor before the placeholder that takes feature lengths."""
+  """Refuse a preprocessor before the placeholder that takes feature lengths, as SeqIO does."""
   try:
     _ = task.preprocessors
   except ValueError as error:
@@ -31,7 +31,7 @@ def check_preprocessors(task: seqio.Task) -> None:
 
 
 def check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
-  """Refuses to guess where a task is to be cached that does not say so."""
+  """Refuse a task without a placeholder, where the options do not say what to cache."""
   if not task.supports_caching and options.cache_at == "placeholder" and not options.index_only:
     raise AnystepError(
       ExitCode.CONFIG,
@@ -45,7 +45,7 @@ def check_cache_at(task: seqio.Task, options: CacheOptions) -> None:
 
 
 def check_lengths(task: seqio.Task, options: CacheOptions) -> None:
-  """Refuses to run preprocessors that take feature lengths without any."""
+  """Refuse preprocessors that take feature lengths where none are given."""
   if options.task_feature_lengths is not None or options.seqio_cache_dir is not None:
     return
   for preprocessor in cached_preprocessors(task, options.cache_at):
@@ -63,7 +63,7 @@ def check_lengths(task: seqio.Task, options: CacheOptions) -> None:
 
 
 def check_indexable(task: seqio.Task) -> None:
-  """Refuses to describe what readers could not make the task's examples of."""
+  """Refuse a task of whose files as they are readers could not make its examples."""
   if not isinstance(task.source, seqio.FileDataSource):
     raise AnystepError(
       ExitCode.CONFIG,
@@ -86,7 +86,7 @@ def check_indexable(task: seqio.Task) -> None:
 
 
 def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
-  """Refuses a source whose files stand where the cache's own would, under such names: one would go."""
+  """Refuse a source whose files stand where the cache's shards would: they would be lost."""
   pattern = names.shard_pattern(job.split)
   for name in job.source_shards if job.seqio_cache is None else ():
     folder, file = os.path.split(os.path.abspath(name))
@@ -103,7 +103,7 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
 
 
 def check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
-  """Refuses to leave a complete cache that was made otherwise than is asked now."""
+  """Refuse options that differ from those of a complete cache."""
   asked: dict[str, object] = {"layout": options.layout}
   if not options.index_only:
     num_shards = options.bound_num_shards(manifest.num_shards)

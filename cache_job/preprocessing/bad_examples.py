@@ -1,4 +1,4 @@
-"""Examples that cannot be cached: the job ends at the first, or lists as many as it was told to bear."""
+"""Examples that cannot be cached: the job ends at the first, or leaves out and lists a limited number."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from anystep.errors import AnystepError, ExitCode, one_line
 
 _SHOWN_BYTES = 1000
 _SHOWN_VALUES = 100
-# Where a problem comes from is looked for among so many of the source's examples first: most come early.
+# The preprocessor of a problem is looked for among so many of the source's first examples: most come early.
 _SEARCHED_EXAMPLES = (1 << 9, 1 << 15, None)
 
-# By what the examples come before any preprocessor.
+# Stands for the preprocessor where the source itself raises.
 SOURCE = "the source"
 RAISED = "preprocessor_failed"
 
 
 class BadExamples:
-  """The bad examples of a source range.
+  """Bad examples of a source range.
 
   Args:
-    limit: so many are borne.
+    limit: the greatest number that is left out.
     source_name: the range's name.
-    find_step: the preprocessor by which a problem came; None where it is not found again.
+    find_step: returns the preprocessor that causes a problem; None where the problem does not come again.
   """
 
   def __init__(self, *, limit: int, source_name: str, find_step: Callable[[Problem], str | None]):
@@ -39,7 +39,7 @@ class BadExamples:
     self.entries: list[dict[str, Any]] = []
 
   def add(self, problem: Problem, *, place: int, example: Mapping[str, Any] | None) -> None:
-    """Notes one.
+    """List an example.
 
     Args:
       problem: what is wrong with it.
@@ -47,13 +47,13 @@ class BadExamples:
       example: the example itself; None where a preprocessor raised in place of giving one.
 
     Raises:
-      AnystepError: 65, of the problem's kind, where it is one too many; 66 `source_unreadable` where the
-        source raises, which no number of examples makes good.
+      AnystepError: 65, of the problem's kind, where the limit is passed; 66 `source_unreadable` where the
+        source raises, whatever the limit.
     """
     step = self._find_step(problem)
     where = {"source_shard": self._source_name, "place": place}
     if step == SOURCE and problem.kind == RAISED:
-      raise source_unreadable(problem.got, **where)
+      raise make_unreadable_error(problem.got, **where)
     self.entries.append(
       {
         **where,
@@ -61,7 +61,7 @@ class BadExamples:
         "kind": problem.kind,
         "feature": problem.feature,
         "got": problem.got,
-        "example": example and {name: _as_json(value) for name, value in example.items()},
+        "example": example and {name: _format_value(value) for name, value in example.items()},
       }
     )
     if len(self.entries) > self._limit:
@@ -79,8 +79,8 @@ class BadExamples:
       )
 
 
-def source_unreadable(got: str, **where: object) -> AnystepError:
-  """The error of a source that raises."""
+def make_unreadable_error(got: str, **where: object) -> AnystepError:
+  """Return the error of a source that raises."""
   return AnystepError(
     ExitCode.NO_INPUT,
     "source_unreadable",
@@ -90,60 +90,60 @@ def source_unreadable(got: str, **where: object) -> AnystepError:
   )
 
 
-def raised_problem(error: BaseException) -> Problem:
-  """What is wrong with an example of which a preprocessor raised."""
+def make_raised_problem(error: BaseException) -> Problem:
+  """Return the problem of an example at which a preprocessor raised."""
   return Problem(kind=RAISED, feature="", expected="", got=one_line(error, without_graph=True))
 
 
-def step_finder(
+def make_step_finder(
   step_names: Sequence[str],
   problems_after: Callable[[int, int | None], Iterable[Problem]],
   *,
   limit: int,
 ) -> Callable[[Problem], str | None]:
-  """Finds by which preprocessor problems come, by running the first few of them again.
+  """Return a function that finds the preprocessor of a problem, by running the first few of them again.
 
   Args:
     step_names: the preprocessors.
     problems_after: the problems after so many of them, with so many of the source's first examples, or with
       all. It is called where there is a problem, at most once for the same two numbers.
-    limit: so many problems are borne; one more is the last that is asked for.
+    limit: the greatest number of problems that is left out; no more than one beyond it is asked for.
   """
 
   @functools.cache
-  def found(num_steps: int, num_examples: int | None) -> set[Problem]:
-    occurring = map(_recognizable, problems_after(num_steps, num_examples))
+  def find_recurring(num_steps: int, num_examples: int | None) -> set[Problem]:
+    problems = map(_drop_later_changes, problems_after(num_steps, num_examples))
     if num_steps == len(step_names):
-      return set(itertools.islice(occurring, limit + 1))
+      return set(itertools.islice(problems, limit + 1))
     # Fewer steps may leave any number of others, which later ones mend.
-    wanted = found(len(step_names), num_examples)
-    occurred: set[Problem] = set()
-    for problem in occurring:
-      occurred |= {problem} & wanted
-      if occurred == wanted:
+    final_problems = find_recurring(len(step_names), num_examples)
+    recurring: set[Problem] = set()
+    for problem in problems:
+      recurring |= {problem} & final_problems
+      if recurring == final_problems:
         break
-    return occurred
+    return recurring
 
   def find(problem: Problem) -> str | None:
-    problem = _recognizable(problem)
+    problem = _drop_later_changes(problem)
     for num_examples in _SEARCHED_EXAMPLES:
-      if problem in found(len(step_names), num_examples):
+      if problem in find_recurring(len(step_names), num_examples):
         steps = enumerate([SOURCE, *step_names])
-        return next(name for k, name in steps if problem in found(k, num_examples))
+        return next(name for k, name in steps if problem in find_recurring(k, num_examples))
     return None
 
   return find
 
 
-def _recognizable(problem: Problem) -> Problem:
-  """A problem without what later preprocessors change of it."""
+def _drop_later_changes(problem: Problem) -> Problem:
+  """Return a problem without the part that later preprocessors change."""
   return dataclasses.replace(problem, got="") if problem.kind == TOO_LARGE else problem
 
 
-def _as_json(value: Any) -> Any:
-  """A feature's value for people: cut, and bytes as text as far as they are."""
+def _format_value(value: Any) -> Any:
+  """Return a feature's value for people: cut, and bytes as text where they are UTF-8."""
   if hasattr(value, "rows"):
-    return [_as_json(row) for row in value[:_SHOWN_VALUES].rows()]
+    return [_format_value(row) for row in value[:_SHOWN_VALUES].rows()]
   array = np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
   shown = array.reshape(-1)[:_SHOWN_VALUES].tolist()
   if array.dtype.hasobject:

@@ -1,4 +1,4 @@
-"""A source range's examples in batches, as numpy and as records, without the bad ones."""
+"""Batches of a source range's good examples, as numpy arrays and as records."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import numpy as np
 from anystep.cache_job.preprocessing.bad_examples import (
   SOURCE,
   BadExamples,
-  raised_problem,
-  source_unreadable,
-  step_finder,
+  make_raised_problem,
+  make_step_finder,
+  make_unreadable_error,
 )
 from anystep.cache_job.preprocessing.example_checks import (
   MAX_RECORD_BYTES,
   Problem,
-  features_of,
-  form_problems,
-  held_features,
-  problems,
-  size_problem,
-  static_features,
-  text_features,
+  check_output_features,
+  find_form_problems,
+  find_problems,
+  list_held_features,
+  list_text_features,
+  make_size_problem,
+  read_features,
+  read_static_features,
 )
-from anystep.cache_job.preprocessing.example_datasets import preprocessed_dataset
+from anystep.cache_job.preprocessing.example_datasets import build_dataset
 from anystep.cache_job.state.spill_files import SpilledRecords
 from anystep.cache_job.state.split_job import SourceRange, SplitJob
 from anystep.errors import AnystepError, ExitCode, one_line
@@ -38,7 +39,7 @@ from anystep.tasks.registry.fingerprint import cached_preprocessors
 
 # A batch costs some 0.2 ms of Python, whatever it holds.
 _BATCH_EXAMPLES = 512
-# What is known of their size shows in the first ones; the larger they are, the fewer come at a time.
+# The first ones tell how large examples are; the larger they are, the fewer come at a time.
 _FIRST_EXAMPLES = 64
 # By the directory of a job, the size at which the batches of its last source range settled.
 _FITTING: dict[str, list[int]] = {}
@@ -46,7 +47,7 @@ _BATCH_BYTES = 1 << 27
 
 
 class ExampleBatches:
-  """The examples of a source range.
+  """Examples of a source range, in batches.
 
   Args:
     task: the registered task.
@@ -54,7 +55,7 @@ class ExampleBatches:
     source: the range.
 
   Attributes:
-    features: what examples hold; None before the first one where TensorFlow cannot tell.
+    features: of the examples, by name; None before the first example where TensorFlow does not know them.
     bad: the examples that were left out so far.
 
   Raises:
@@ -67,61 +68,76 @@ class ExampleBatches:
     self._job = job
     self._source = source
     steps = [] if job.seqio_cache else cached_preprocessors(task, job.options.cache_at)
-    self._step_names = [_step_name(step) for step in steps]
-    # To build one takes some 50 ms: the first one that is asked for is this.
-    self._built = self._buildable()
-    self.features = static_features(self._built.element_spec, job.task)
+    self._step_names = [_name_step(step) for step in steps]
+    # To build a dataset takes some 50 ms: the first iteration takes this one.
+    self._built = self._build_first()
+    self.features = read_static_features(self._built.element_spec, job.task)
     self.bad = BadExamples(
       limit=job.options.max_bad_examples,
       source_name=source.name,
-      find_step=step_finder(self._step_names, self._problems_after, limit=job.options.max_bad_examples),
+      find_step=make_step_finder(
+        self._step_names, self._find_problems_after, limit=job.options.max_bad_examples
+      ),
     )
 
   def __iter__(self) -> Iterator[tuple[Batch, SpilledRecords]]:
-    """Batches of good examples, in order, and their records.
+    """Yield batches of good examples, in order, and their records.
 
     Raises:
       AnystepError: as `BadExamples.add`.
     """
-    for place, batch in _batches(self._dataset, fitting=_FITTING.setdefault(self._job.directory, [])):
+    for place, batch in _read_batches(
+      self._take_dataset, fitting=_FITTING.setdefault(self._job.directory, [])
+    ):
       if isinstance(batch, Problem):
         self.bad.add(batch, place=place, example=None)
         continue
-      self.features = self.features or features_of(batch)
-      wrong = form_problems(features_of(batch), self.features)
+      self.features = self.features or read_features(batch)
+      wrong = find_form_problems(read_features(batch), self.features)
       if wrong:
-        self.bad.add(wrong[0], place=place, example=row_of(batch, 0))
+        self.bad.add(wrong[0], place=place, example=select_row(batch, 0))
       else:
-        yield self._without_bad(batch, place)
+        yield self._drop_bad(batch, place)
 
-  def _without_bad(self, batch: Batch, first_place: int) -> tuple[Batch, SpilledRecords]:
-    """The rows of a batch with which nothing is wrong, and their records."""
-    wrong, records = self._problems(batch)
+  def check_output(self) -> None:
+    """Check examples against the task's output features, where no preprocessor comes after the cache.
+
+    Raises:
+      AnystepError: 78 `output_feature`.
+    """
+    cached_steps = cached_preprocessors(self._task, self._job.options.cache_at)
+    is_last = len(cached_preprocessors(self._task, "end")) == len(cached_steps)
+    if is_last and self.features is not None:
+      check_output_features(self._task, self.features)
+
+  def _drop_bad(self, batch: Batch, first_place: int) -> tuple[Batch, SpilledRecords]:
+    """Return the good rows of a batch, and their records."""
+    wrong, records = self._check(batch)
     if wrong:
       kept = np.ones(len(records), bool)
       for row in sorted(wrong):
         kept[row] = False
-        self.bad.add(wrong[row], place=first_place + row, example=row_of(batch, row))
+        self.bad.add(wrong[row], place=first_place + row, example=select_row(batch, row))
       batch = {name: select_rows(feature, kept) for name, feature in batch.items()}
-      records = _records(batch)
+      records = _serialize(batch)
     return batch, records
 
-  def _problems(self, batch: Batch) -> tuple[dict[int, Problem], SpilledRecords]:
-    """What is wrong with which rows of a batch, and their records."""
-    records = _records(batch)
-    wrong = problems(batch, texts=text_features(self._task, features_of(batch)))
+  def _check(self, batch: Batch) -> tuple[dict[int, Problem], SpilledRecords]:
+    """Return the problems of a batch by row, and the records of all rows."""
+    records = _serialize(batch)
+    wrong = find_problems(batch, texts=list_text_features(self._task, read_features(batch)))
     for row in np.flatnonzero(records.sizes > MAX_RECORD_BYTES).tolist():
-      wrong.setdefault(row, size_problem(int(records.sizes[row])))
+      wrong.setdefault(row, make_size_problem(int(records.sizes[row])))
     return wrong, records
 
-  def _dataset(self) -> Any:
+  def _take_dataset(self) -> Any:
     built, self._built = self._built, None
-    return preprocessed_dataset(self._task, self._job, self._source) if built is None else built
+    return build_dataset(self._task, self._job, self._source) if built is None else built
 
-  def _buildable(self) -> Any:
-    """The dataset; where none can be built, whose fault that is."""
+  def _build_first(self) -> Any:
+    """Build the dataset; an error names the source or the preprocessor at fault."""
     try:
-      return preprocessed_dataset(self._task, self._job, self._source)
+      return build_dataset(self._task, self._job, self._source)
     except AnystepError:
       raise
     except Exception as error:
@@ -129,7 +145,7 @@ class ExampleBatches:
         (name for k, name in enumerate([SOURCE, *self._step_names]) if not self._can_be_built(k)), "unknown"
       )
       if name == SOURCE:
-        raise source_unreadable(one_line(error), source_shard=self._source.name) from error
+        raise make_unreadable_error(one_line(error), source_shard=self._source.name) from error
       raise AnystepError(
         ExitCode.DATA,
         "preprocessor_failed",
@@ -141,22 +157,22 @@ class ExampleBatches:
 
   def _can_be_built(self, num_steps: int) -> bool:
     try:
-      preprocessed_dataset(self._task, self._job, self._source, num_steps=num_steps)
+      build_dataset(self._task, self._job, self._source, num_steps=num_steps)
     except Exception:
       return False
     return True
 
-  def _problems_after(self, num_steps: int, num_examples: int | None) -> Iterator[Problem]:
-    """What is wrong with examples, after so many preprocessors of so many of the source's first."""
+  def _find_problems_after(self, num_steps: int, num_examples: int | None) -> Iterator[Problem]:
+    """Yield the problems of the source's first examples after the first preprocessors."""
     source, raised = self._source, 0
     if num_examples is not None:
       stop = source.start + num_examples
       source = dataclasses.replace(source, stop=stop if source.stop is None else min(stop, source.stop))
 
     def build() -> Any:
-      return preprocessed_dataset(self._task, self._job, source, num_steps=num_steps)
+      return build_dataset(self._task, self._job, source, num_steps=num_steps)
 
-    for _, batch in _batches(build, of=self.features):
+    for _, batch in _read_batches(build, of=self.features):
       if isinstance(batch, Problem):
         yield batch
         raised += 1
@@ -164,24 +180,24 @@ class ExampleBatches:
         if raised > self._job.options.max_bad_examples:
           return
       else:
-        yield from self._problems(batch)[0].values() if batch else ()
-        yield from form_problems(features_of(batch), self.features or {})[:1]
+        yield from self._check(batch)[0].values() if batch else ()
+        yield from find_form_problems(read_features(batch), self.features or {})[:1]
 
 
-def _batches(
+def _read_batches(
   build: Callable[[], Any], *, of: Mapping[str, Any] | None = None, fitting: list[int] | None = None
 ) -> Iterator[tuple[int, Batch | Problem]]:
-  """A dataset's examples in batches, or in the place of an example that raises, the problem.
+  """Yield a dataset's examples in batches; in the place of an example that raises, its problem.
 
   Examples of one batch have one form: where their forms differ, batches are of one.
 
   Args:
     build: makes the dataset, the same one at each call.
-    of: the features that are looked at; None for all.
-    fitting: how many examples fit into a batch, as earlier calls found; nothing where none has.
+    of: the features that are read; None for all.
+    fitting: number of examples that fit into a batch, as earlier calls found; empty where none has.
 
   Yields:
-    How many examples came before, and the batch.
+    The number of examples before the batch, and the batch.
   """
   from tensorflow.errors import OpError
 
@@ -192,26 +208,26 @@ def _batches(
   while True:
     dataset = build()
     spec = dataset.element_spec
-    # What preprocessors hand each other may be in forms that no record holds.
-    names = [name for name in held_features(spec) if of is None or name in of]
-    features = static_features({name: spec[name] for name in names}, "") if names else None
+    # Preprocessors may hand each other features in forms that no record holds.
+    names = [name for name in list_held_features(spec) if of is None or name in of]
+    features = read_static_features({name: spec[name] for name in names}, "") if names else None
     if features is None or size == 1:
       break
     if len(names) < len(spec):
-      dataset = dataset.map(functools.partial(_features_named, names=names))
+      dataset = dataset.map(functools.partial(_select_features, names=names))
     try:
       for tensors in dataset.skip(done).ragged_batch(size).prefetch(1):
         batch = from_tensors(tensors)
-        if features_of(batch) != features:
-          # A preprocessor set shapes that its examples do not have: which do, shows one by one.
+        if read_features(batch) != features:
+          # A preprocessor set shapes that its examples do not have: one by one shows which.
           size = 1
           break
         yield done, batch
-        num_rows = _num_rows(batch)
+        num_rows = _count_rows(batch)
         done += num_rows
         if num_rows < size:
           return
-        more = min(max(size * _BATCH_BYTES // max(_num_bytes(batch), 1), 1), _BATCH_EXAMPLES)
+        more = min(max(size * _BATCH_BYTES // max(_count_bytes(batch), 1), 1), _BATCH_EXAMPLES)
         if more < size or size == _FIRST_EXAMPLES < more:
           size = more
           fitting[:] = [size]
@@ -219,7 +235,7 @@ def _batches(
       else:
         return
     except OpError:
-      # Which one it is, shows one by one.
+      # One by one shows which example raises.
       size = 1
   elements = iter(dataset.skip(done))
   for place in itertools.count(done):
@@ -228,51 +244,51 @@ def _batches(
     except StopIteration:
       return
     except OpError as error:
-      yield place, raised_problem(error)
+      yield place, make_raised_problem(error)
     else:
-      yield place, _batch_of({name: _value(element[name]) for name in names})
+      yield place, _make_batch({name: _convert_tensor(element[name]) for name in names})
 
 
-def _features_named(example: Mapping[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
+def _select_features(example: Mapping[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
   return {name: example[name] for name in names}
 
 
-def _value(tensor: Any) -> Any:
-  """One example's feature: an array, or a `Ragged` of its rows."""
+def _convert_tensor(tensor: Any) -> Any:
+  """Return one example's feature: an array, or a `Ragged` of its rows."""
   if hasattr(tensor, "row_lengths"):
     return Ragged(tensor.values.numpy(), tensor.row_lengths().numpy())
   value = tensor.numpy()
   return np.array(value, object) if isinstance(value, bytes) else value
 
 
-def row_of(batch: Batch, row: int) -> dict[str, Any]:
-  """One example of a batch."""
+def select_row(batch: Batch, row: int) -> dict[str, Any]:
+  """Return one example of a batch."""
   return {
     name: feature.rows()[row] if isinstance(feature, Ragged) else feature[row]
     for name, feature in batch.items()
   }
 
 
-def _num_rows(batch: Batch) -> int:
+def _count_rows(batch: Batch) -> int:
   return len(next(iter(batch.values())))
 
 
-def _num_bytes(feature: Any) -> int:
+def _count_bytes(feature: Any) -> int:
   if isinstance(feature, Mapping):
-    return sum(map(_num_bytes, feature.values()))
+    return sum(map(_count_bytes, feature.values()))
   if isinstance(feature, Ragged):
-    return _num_bytes(feature.values)
+    return _count_bytes(feature.values)
   return sum(map(len, feature.reshape(-1))) if feature.dtype.hasobject else feature.nbytes
 
 
-def _step_name(step: Any) -> str:
+def _name_step(step: Any) -> str:
   import seqio
 
   return seqio.utils.function_name(step)
 
 
-def _batch_of(example: Mapping[str, Any]) -> dict[str, Ragged | np.ndarray]:
-  """A batch of one."""
+def _make_batch(example: Mapping[str, Any]) -> dict[str, Ragged | np.ndarray]:
+  """Return a batch of one example."""
   return {
     name: Ragged(value, np.array([len(value)], np.int64))
     if np.ndim(value) or isinstance(value, Ragged)
@@ -281,7 +297,7 @@ def _batch_of(example: Mapping[str, Any]) -> dict[str, Ragged | np.ndarray]:
   }
 
 
-def _records(batch: Batch) -> SpilledRecords:
+def _serialize(batch: Batch) -> SpilledRecords:
   data, ends = serialize_examples(batch)
   lengths = [feature.lengths for _, feature in sorted(batch.items()) if isinstance(feature, Ragged)]
   return SpilledRecords(

@@ -1,4 +1,4 @@
-"""What records can hold of examples, checked for every one of them."""
+"""Checks that records can hold an example, made for every example."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from anystep.features.ragged import Batch, Ragged
 
 MAX_RECORD_BYTES = 64 << 20
 TOO_LARGE = "record_too_large"
-# What SeqIO's reader can parse of a cache.
+# Dtypes that SeqIO's reader can parse.
 STOCK_DTYPES = ("bool", "float32", "int32", "int64", "string")
 
-# SeqIO's copies of a text beside its tokens end so.
+# SeqIO's copies of a text beside its tokens have names that end so.
 _TEXT_SUFFIX = "_pretokenized"
 _DTYPES = (
   *STOCK_DTYPES,
@@ -33,7 +33,7 @@ _SHOWN_CHARACTERS = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-  """What is wrong with an example: a kind of error, of which feature, what was expected and what came."""
+  """One problem of an example: a kind of error, the feature, the value expected and the value found."""
 
   kind: str
   feature: str
@@ -41,30 +41,30 @@ class Problem:
   got: str
 
 
-def static_features(element_spec: Any, task: str) -> dict[str, Feature] | None:
-  """What a tf.data dataset's elements hold, as a manifest says it and as far as TensorFlow knows.
+def read_static_features(element_spec: Any, task: str) -> dict[str, Feature] | None:
+  """Return the features of a tf.data dataset's elements, as far as TensorFlow knows them.
 
   Returns:
-    None where a feature's rank, or the size of another axis than its first, is known of examples alone.
+    None where a feature's rank, or the size of another axis than its first, is only known from examples.
 
   Raises:
     AnystepError: 78 `feature_form` for what records cannot hold.
   """
   if not isinstance(element_spec, dict):
-    raise _wrong_form(task, "", "a dictionary of features", element_spec)
-  held = held_features(element_spec)
+    raise _make_form_error(task, "", "a dictionary of features", element_spec)
+  held = list_held_features(element_spec)
   features: dict[str, Feature | None] = {}
   for name, spec in element_spec.items():
     if name not in held:
       expected = "tensors of numbers, bools or strings, or such ragged in their second dimension"
-      raise _wrong_form(task, name, expected, spec)
-    features[name] = _static_feature(spec)
+      raise _make_form_error(task, name, expected, spec)
+    features[name] = _read_static_feature(spec)
   known = {name: feature for name, feature in features.items() if feature is not None}
   return known if len(known) == len(features) else None
 
 
-def held_features(element_spec: Any) -> list[str]:
-  """The features of a tf.data dataset's elements whose dtypes and forms records can hold."""
+def list_held_features(element_spec: Any) -> list[str]:
+  """Return the features of a tf.data dataset's elements whose dtypes and forms records can hold."""
   import tensorflow as tf
 
   def is_held(spec: Any) -> bool:
@@ -76,31 +76,31 @@ def held_features(element_spec: Any) -> list[str]:
   return [name for name, spec in element_spec.items() if is_held(spec)]
 
 
-def known_features(element_spec: Any, task: str) -> dict[str, Feature]:
-  """As `static_features`, where nobody looks at examples.
+def require_static_features(element_spec: Any, task: str) -> dict[str, Feature]:
+  """Return features as `read_static_features`, where no example is read.
 
   Raises:
-    AnystepError: 78 `feature_form`, also for what is known of examples alone.
+    AnystepError: 78 `feature_form`, also where only examples would tell.
   """
-  features = static_features(element_spec, task)
+  features = read_static_features(element_spec, task)
   if features is None:
-    raise _wrong_form(task, "", "tensors whose first dimension alone varies", element_spec)
+    raise _make_form_error(task, "", "tensors whose first dimension alone varies", element_spec)
   return features
 
 
-def features_of(batch: Batch) -> dict[str, Feature]:
-  """What a batch's examples hold, as a manifest says it."""
-  return {name: _feature_of(feature) for name, feature in batch.items()}
+def read_features(batch: Batch) -> dict[str, Feature]:
+  """Return the features of a batch's examples, as a manifest has them."""
+  return {name: _read_feature(feature) for name, feature in batch.items()}
 
 
-def form_problems(found: Mapping[str, Feature], expected: Mapping[str, Feature]) -> list[Problem]:
-  """The features of an example that are not those of the others, in their forms."""
+def find_form_problems(found: Mapping[str, Feature], expected: Mapping[str, Feature]) -> list[Problem]:
+  """Return the features of an example whose forms differ from those of the others."""
   return [
     Problem(
       kind="feature_form_varies",
       feature=name,
-      expected=_shown(expected.get(name)),
-      got=_shown(found.get(name)),
+      expected=_format_feature(expected.get(name)),
+      got=_format_feature(found.get(name)),
     )
     for name in sorted({*found, *expected})
     if found.get(name) != expected.get(name)
@@ -108,17 +108,17 @@ def form_problems(found: Mapping[str, Feature], expected: Mapping[str, Feature])
 
 
 def check_output_features(task: Any, features: Mapping[str, Feature]) -> None:
-  """Refuses examples that are not the task's own output, where no preprocessor comes after the cache.
+  """Refuse examples that are not as the task's output features say.
 
   Raises:
     AnystepError: 78 `output_feature`.
   """
   for name, feature in task.output_features.items():
-    found = features.get(name)
-    if found is None and not feature.required:
+    actual = features.get(name)
+    if actual is None and not feature.required:
       continue
     expected = f"{feature.dtype.name} of rank {feature.rank}"
-    got = "none" if found is None else f"{found.dtype} of rank {len(found.shape)}"
+    got = "none" if actual is None else f"{actual.dtype} of rank {len(actual.shape)}"
     if got != expected:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -131,8 +131,8 @@ def check_output_features(task: Any, features: Mapping[str, Feature]) -> None:
       )
 
 
-def text_features(task: Any, features: Mapping[str, Feature]) -> list[str]:
-  """The features that must be UTF-8: output features of strings, and SeqIO's copies of tokenized texts."""
+def list_text_features(task: Any, features: Mapping[str, Feature]) -> list[str]:
+  """Return the features that must be UTF-8: output features of strings, and SeqIO's copies of texts."""
   return sorted(
     name
     for name, feature in features.items()
@@ -140,22 +140,22 @@ def text_features(task: Any, features: Mapping[str, Feature]) -> list[str]:
   )
 
 
-def problems(batch: Batch, *, texts: Sequence[str]) -> dict[int, Problem]:
-  """What is wrong with which rows of a batch.
+def find_problems(batch: Batch, *, texts: Sequence[str]) -> dict[int, Problem]:
+  """Return the first problem of each bad row of a batch.
 
   Args:
     batch: examples.
     texts: the features that must be UTF-8.
   """
-  found: dict[int, Problem] = {}
+  problem_of_row: dict[int, Problem] = {}
   for name, feature in batch.items():
-    for row, problem in _feature_problems(name, feature, is_text=name in texts):
-      found.setdefault(row, problem)
-  return found
+    for row, problem in _find_feature_problems(name, feature, is_text=name in texts):
+      problem_of_row.setdefault(row, problem)
+  return problem_of_row
 
 
-def size_problem(record_bytes: int) -> Problem:
-  """What is wrong with a record that is too large."""
+def make_size_problem(record_bytes: int) -> Problem:
+  """Return the problem of a record that is too large."""
   return Problem(
     kind=TOO_LARGE,
     feature="",
@@ -164,7 +164,7 @@ def size_problem(record_bytes: int) -> Problem:
   )
 
 
-def _wrong_form(task: str, feature: str, expected: str, spec: Any) -> AnystepError:
+def _make_form_error(task: str, feature: str, expected: str, spec: Any) -> AnystepError:
   return AnystepError(
     ExitCode.CONFIG,
     "feature_form",
@@ -176,7 +176,7 @@ def _wrong_form(task: str, feature: str, expected: str, spec: Any) -> AnystepErr
   )
 
 
-def _feature_problems(name: str, feature: Any, *, is_text: bool) -> Iterator[tuple[int, Problem]]:
+def _find_feature_problems(name: str, feature: Any, *, is_text: bool) -> Iterator[tuple[int, Problem]]:
   values = feature
   while isinstance(values, Ragged):
     values = values.values
@@ -193,18 +193,18 @@ def _feature_problems(name: str, feature: Any, *, is_text: bool) -> Iterator[tup
   else:
     return
   wrong = wrong.any(axis=tuple(range(1, wrong.ndim)))
-  for place in np.flatnonzero(wrong).tolist():
-    got = repr(values[place : place + 1].tolist()[0])[:_SHOWN_CHARACTERS]
-    yield _row_of(feature, place), Problem(kind=kind, feature=name, expected=expected, got=got)
+  for position in np.flatnonzero(wrong).tolist():
+    got = repr(values[position : position + 1].tolist()[0])[:_SHOWN_CHARACTERS]
+    yield _find_row(feature, position), Problem(kind=kind, feature=name, expected=expected, got=got)
 
 
-def _row_of(feature: Any, place: int) -> int:
-  """The row of a feature that its flat value at a place belongs to."""
+def _find_row(feature: Any, position: int) -> int:
+  """Return the row of a feature to which its flat value at a position belongs."""
   if not isinstance(feature, Ragged):
-    return place
+    return position
   if isinstance(feature.values, Ragged):
-    place = _row_of(feature.values, place)
-  return int(np.searchsorted(np.cumsum(feature.lengths), place, side="right"))
+    position = _find_row(feature.values, position)
+  return int(np.searchsorted(np.cumsum(feature.lengths), position, side="right"))
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -215,7 +215,7 @@ def _is_utf8(text: bytes) -> bool:
   return True
 
 
-def _static_feature(spec: Any) -> Feature | None:
+def _read_static_feature(spec: Any) -> Feature | None:
   if spec.shape.rank is None:
     return None
   shape = spec.shape.as_list()
@@ -225,18 +225,18 @@ def _static_feature(spec: Any) -> Feature | None:
   return Feature(dtype=spec.dtype.name, shape=(*[None] * outer, *shape[outer:]))
 
 
-def _feature_of(feature: Ragged | np.ndarray) -> Feature:
+def _read_feature(feature: Ragged | np.ndarray) -> Feature:
   if not isinstance(feature, Ragged):
-    return Feature(dtype=_dtype_name(feature), shape=())
+    return Feature(dtype=_name_dtype(feature), shape=())
   if isinstance(feature.values, Ragged):
     values = feature.values.values
-    return Feature(dtype=_dtype_name(values), shape=(None, None, *values.shape[1:]))
-  return Feature(dtype=_dtype_name(feature.values), shape=(None, *feature.values.shape[1:]))
+    return Feature(dtype=_name_dtype(values), shape=(None, None, *values.shape[1:]))
+  return Feature(dtype=_name_dtype(feature.values), shape=(None, *feature.values.shape[1:]))
 
 
-def _dtype_name(array: np.ndarray) -> str:
+def _name_dtype(array: np.ndarray) -> str:
   return "string" if array.dtype.hasobject else array.dtype.name
 
 
-def _shown(feature: Feature | None) -> str:
+def _format_feature(feature: Feature | None) -> str:
   return "none" if feature is None else f"{feature.dtype}{list(feature.shape)}"

@@ -17,7 +17,7 @@ _OPTIONS_FIX = "give Beam's options as --name=value, and one whose value has a c
 
 
 def split_arguments(argv: Sequence[str], known: flags.FlagValues) -> tuple[list[str], list[str]]:
-  """Parts a command line into a program's own arguments and those that are Beam's options.
+  """Split a command line into the program's own arguments and Beam's options.
 
   An argument is Beam's where the program has no such flag and Beam has such an option, as `--name=value`,
   `--name value` or `--name`. Where both have it, it is the program's (of anystep-cache, --dry_run alone),
@@ -43,7 +43,7 @@ def split_arguments(argv: Sequence[str], known: flags.FlagValues) -> tuple[list[
     if argument == "--":
       own += [argument, *rest]
       break
-    values = _values_apart(argument, known)
+    values = _count_further_arguments(argument, known)
     if values is not None:
       own += [argument, *rest[:values]]
       del rest[:values]
@@ -52,12 +52,14 @@ def split_arguments(argv: Sequence[str], known: flags.FlagValues) -> tuple[list[
       while rest and not rest[0].startswith("-"):
         beams.append(rest.pop(0))
   if beams:
-    _check(beams, "flags", own_names=known, fix="--help lists the flags; give values as --name=value")
+    _check_beam_arguments(
+      beams, "flags", own_names=known, fix="--help lists the flags; give values as --name=value"
+    )
   return own, beams
 
 
-def _values_apart(argument: str, known: flags.FlagValues) -> int | None:
-  """How many further arguments belong to this one as absl parses them; None for no flag of the program."""
+def _count_further_arguments(argument: str, known: flags.FlagValues) -> int | None:
+  """Count the further arguments that absl reads with this one; None where the program has no such flag."""
   if not argument.startswith("-"):
     return 0
   name, equals, _ = argument.lstrip("-").partition("=")
@@ -68,16 +70,16 @@ def _values_apart(argument: str, known: flags.FlagValues) -> int | None:
 
 
 def check_pipeline_options(arguments: Iterable[str]) -> None:
-  """Refuses options that Beam does not know, which it would leave aside with a remark in its log.
+  """Refuse options that Beam does not know: Beam itself would only log them.
 
   Raises:
     AnystepError: 64 `pipeline_options`.
   """
-  _check(list(arguments), "pipeline_options", own_names=(), fix=_OPTIONS_FIX)
+  _check_beam_arguments(list(arguments), "pipeline_options", own_names=(), fix=_OPTIONS_FIX)
 
 
-def _check(arguments: list[str], kind: str, *, own_names: Iterable[str], fix: str) -> None:
-  parser = _beam_parser()
+def _check_beam_arguments(arguments: list[str], kind: str, *, own_names: Iterable[str], fix: str) -> None:
+  parser = _make_beam_parser()
   try:
     _, unknown = parser.parse_known_args(arguments)
   except argparse.ArgumentError as error:
@@ -96,8 +98,8 @@ def _check(arguments: list[str], kind: str, *, own_names: Iterable[str], fix: st
     )
 
 
-def _beam_parser() -> argparse.ArgumentParser:
-  """A parser of every option that some class of Beam's pipeline options has."""
+def _make_beam_parser() -> argparse.ArgumentParser:
+  """Return a parser of the options of all Beam's classes of pipeline options."""
   with quiet_stderr():
     from apache_beam.options.pipeline_options import PipelineOptions
 

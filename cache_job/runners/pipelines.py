@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
-  """An empty pipeline for the runner that options name, to be entered and filled.
+  """Return an empty pipeline for the runner that options name, to be entered and filled.
 
   Args:
     arguments: as on Beam's command line.
@@ -27,16 +27,16 @@ def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
     AnystepError: 64 `pipeline_options` for options that Beam does not know or that do not go together; 78
       `runner_missing` for a runner whose packages are not installed.
   """
-  runner, options = _runner_and_options(arguments)
+  runner, options = _create_runner(arguments)
   if _is_dataflow(runner) and not _can_submit_to_dataflow():
     raise AnystepError(
       ExitCode.CONFIG,
       "runner_missing",
       expected="apache-beam[gcp], which submits to Dataflow",
       got="apache-beam without it",
-      fix=_install_gcp(),
+      fix=_format_gcp_install(),
     )
-  return _pipeline(runner, options)
+  return _make_pipeline(runner, options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class RunnerGraph:
 
 
 def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str]) -> RunnerGraph:
-  """Builds the job's graph as its runner would be given it, and submits nothing.
+  """Build the job's graph as its runner would be given it, and submit nothing.
 
   Needs neither network nor credentials. Dataflow's own translation is taken where apache-beam[gcp] is
   installed, and Beam's portable one for all else.
@@ -81,13 +81,17 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
   """
   from apache_beam.options.pipeline_options import StandardOptions, TestOptions
 
-  runner, options = _runner_and_options(arguments)
+  runner, options = _create_runner(arguments)
   options.view_as(TestOptions).dry_run = True
   missing = _is_dataflow(runner) and not _can_submit_to_dataflow()
-  pipeline = _pipeline(runner, options)
+  pipeline = _make_pipeline(runner, options)
   try:
     fill(pipeline)
-    graph = _dataflow_graph(pipeline) if _is_dataflow(runner) and not missing else _portable_graph(pipeline)
+    graph = (
+      _translate_for_dataflow(pipeline)
+      if _is_dataflow(runner) and not missing
+      else _translate_to_proto(pipeline)
+    )
   finally:
     # Where workers' packages would be built; a pipeline removes it when it runs.
     shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)
@@ -96,19 +100,19 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
     name=options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER,
     num_transforms=len(leaves),
     stages=[stage.full_label for stage in pipeline.transforms_stack[0].parts],
-    install=_install_gcp() if missing else None,
+    install=_format_gcp_install() if missing else None,
   )
 
 
-def _dataflow_graph(pipeline: beam.Pipeline) -> Any:
-  """The pipeline as Dataflow's runner would submit it, where its options say that this is a dry run."""
+def _translate_for_dataflow(pipeline: beam.Pipeline) -> Any:
+  """Return the pipeline as Dataflow's runner would submit it; its options must say that this is a dry run."""
   runner: Any = pipeline.runner
   pipeline.run()
   return runner.proto_pipeline
 
 
-def _portable_graph(pipeline: beam.Pipeline) -> Any:
-  """The pipeline as Beam's `Pipeline` message."""
+def _translate_to_proto(pipeline: beam.Pipeline) -> Any:
+  """Return the pipeline as Beam's `Pipeline` message."""
   from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
   from apache_beam.transforms.environments import EmbeddedPythonEnvironment
 
@@ -127,7 +131,7 @@ def _portable_graph(pipeline: beam.Pipeline) -> Any:
   return graphs[0]
 
 
-def _runner_and_options(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOptions]:
+def _create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOptions]:
   arguments = list(arguments)
   check_pipeline_options(arguments)
   from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions
@@ -168,7 +172,7 @@ def _runner_and_options(arguments: Iterable[str]) -> tuple[PipelineRunner, Pipel
   return runner, options
 
 
-def _pipeline(runner: PipelineRunner, options: PipelineOptions) -> beam.Pipeline:
+def _make_pipeline(runner: PipelineRunner, options: PipelineOptions) -> beam.Pipeline:
   import apache_beam as beam
 
   try:
@@ -194,7 +198,7 @@ def _can_submit_to_dataflow() -> bool:
   return True
 
 
-def _install_gcp() -> str:
+def _format_gcp_install() -> str:
   import apache_beam as beam
 
   return f"pip install 'apache-beam[gcp]=={beam.__version__}'"

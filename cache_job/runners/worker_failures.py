@@ -17,14 +17,14 @@ _SHIP_MODULES = (
 )
 
 
-def runner_failure(error: BaseException) -> AnystepError | None:
-  """What a runner's exception says of its workers and its service; None where it says nothing of them.
+def explain_runner_error(error: BaseException) -> AnystepError | None:
+  """Return the error that a runner's exception stands for; None where it tells nothing of workers or service.
 
-  Workers unpickle the job's functions before any of them runs, so one without this package can leave
-  nothing but a traceback, of which runners pass on the text.
+  Workers unpickle the job's functions before any of them runs. A worker without this package can only raise,
+  and runners pass on the text of its traceback.
 
   Returns:
-    78 `module_import` for a module that a worker has not; 74 `runner_unreachable`.
+    78 `module_import` for a module that a worker lacks; 74 `runner_unreachable`.
   """
   import grpc
 
@@ -49,10 +49,10 @@ def runner_failure(error: BaseException) -> AnystepError | None:
 
 
 def import_in_worker(modules: Iterable[str]) -> None:
-  """Imports modules that register tasks where a runner has put the work.
+  """Import modules that register tasks in a worker.
 
-  The parent has imported them before it started the job, so a module that fails here is one that the worker
-  has not, or whose own imports it has not.
+  The parent has imported them before it started the job, so where one fails here, the worker lacks it or
+  something that it imports.
 
   Raises:
     AnystepError: 78 `module_import`, with the worker's host and Python.

@@ -1,4 +1,4 @@
-"""Examples to the shards of the cache, by way of spills: the three stages of the pipeline.
+"""The three stages of the pipeline: source ranges to spills, spills sorted by shard, shards of the cache.
 
-Where an example goes is `anystep.order`'s; no example is looked into.
+`anystep.order` decides each example's place; no example is parsed here.
 """

@@ -1,4 +1,4 @@
-"""The last third of the job: the shards of the cache, gathered from sorted spills in the order's places."""
+"""Third stage: shards of the cache, gathered from sorted spills by index."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import numpy as np
 from etils import epath
 
 from anystep.cache_job.shuffle.sorted_spills import find_sorted
-from anystep.cache_job.state.failures import reported_failures
+from anystep.cache_job.state.failures import report_failures
 from anystep.cache_job.state.spill_files import read_sorted_frame
-from anystep.cache_job.state.split_job import FinalPlan, SplitJob, file_of, find_marker, put_marker, read_plan
+from anystep.cache_job.state.split_job import (
+  FinalPlan,
+  SplitJob,
+  find_marker,
+  locate_file,
+  put_marker,
+  read_plan,
+)
 from anystep.caches.manifest import FileEntry, shard_sizes
 from anystep.containers import containers
 from anystep.files import names, storage
@@ -21,7 +28,7 @@ from anystep.order.preshuffle import preshuffle
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardFile:
-  """A file of a finished shard: what manifests say of it, and where it is until the cache is complete."""
+  """One file of a finished shard: its entry in the manifest, and its name until the cache is complete."""
 
   entry: FileEntry
   file: str
@@ -32,29 +39,29 @@ ShardFiles = dict[str, ShardFile]
 
 
 def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
-  """A shard's files; None where it is not finished, or no longer whole."""
-  files = find_marker(job, "final", shard, _files_of)
+  """Return a shard's files; None where it is not finished, or no longer whole."""
+  files = find_marker(job, "final", shard, _parse_files)
   return files if files is not None and all(_is_there(job, file) for file in files.values()) else None
 
 
-def _files_of(document: Any) -> ShardFiles:
+def _parse_files(document: Any) -> ShardFiles:
   return {
-    kind: ShardFile(entry=FileEntry(**found["entry"]), file=str(found["file"]))
-    for kind, found in document.items()
+    kind: ShardFile(entry=FileEntry(**entry["entry"]), file=str(entry["file"]))
+    for kind, entry in document.items()
   }
 
 
 def write_shard(job: SplitJob, shard: int) -> None:
-  """Writes a shard's records and lengths; one that is finished is left as it is."""
-  with reported_failures(job, shard=shard):
+  """Write a shard's records and lengths; one that is finished is left as it is."""
+  with report_failures(job, shard=shard):
     if find_shard(job, shard) is None:
       files = _write_files(job, read_plan(job), shard)
       put_marker(job, "final", shard, {kind: dataclasses.asdict(file) for kind, file in files.items()})
 
 
 def _is_there(job: SplitJob, file: ShardFile) -> bool:
-  """Whether a file waits to be moved, or has been by a job that was stopped while it moved them."""
-  waiting = file_of(job, file.file)
+  """Tell whether a file is whole, in the job's directory or where a job that was stopped has moved it."""
+  waiting = locate_file(job, file.file)
   if waiting.exists():
     return waiting.stat().length == file.entry.bytes
   placed = epath.Path(job.directory).parent.parent / file.entry.name
@@ -66,11 +73,11 @@ def _is_there(job: SplitJob, file: ShardFile) -> bool:
 def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
   records, lengths = _gather(job, plan, shard)
   split, num_shards = job.split, plan.num_shards
-  made: dict[str, tuple[str, epath.Path]] = {}
+  attempts: dict[str, tuple[str, epath.Path]] = {}
 
   def attempt(kind: str, name: str) -> epath.Path:
-    made[kind] = name, storage.attempt_path(file_of(job, name))
-    return made[kind][1]
+    attempts[kind] = name, storage.attempt_path(locate_file(job, name))
+    return attempts[kind][1]
 
   try:
     path = attempt("records", names.records_name(split, job.options.container, shard, num_shards))
@@ -80,10 +87,10 @@ def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
       _write_array(attempt("offsets", names.offsets_name(split, shard, num_shards)), offsets)
     return {
       kind: ShardFile(entry=FileEntry.of_file(path, name=name, records=len(records)), file=path.name)
-      for kind, (name, path) in made.items()
+      for kind, (name, path) in attempts.items()
     }
   except BaseException:
-    for _, path in made.values():
+    for _, path in attempts.values():
       path.unlink(missing_ok=True)
     raise
 
@@ -94,7 +101,7 @@ def _write_records(job: SplitJob, path: epath.Path, records: list[bytes]) -> np.
       job.options.container, path, records, options=job.options.container_options
     )
   except RuntimeError as error:
-    # ArrayRecord's writer tells in words alone what failed.
+    # ArrayRecord's writer tells only by its text what failed.
     full = "No space left" in str(error) or "quota" in str(error)
     raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
   storage.sync(path)
@@ -107,10 +114,10 @@ def _write_array(path: epath.Path, array: np.ndarray) -> None:
 
 
 def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np.ndarray]:
-  """The shard's records in index order and their token counts, `(records, features) uint32`."""
+  """Return the shard's records by index, and their token counts, `(records, features) uint32`."""
   num_examples = sum(plan.examples)
   size = int(shard_sizes(num_examples, plan.num_shards)[shard])
-  # What a shard has of a group stands in index order in its frame: the ordinals tell whose turn it is.
+  # A shard's frame in a group is in index order: the ordinals tell which group has the next record.
   indices = shard + plan.num_shards * np.arange(size)
   ordinals = preshuffle(num_examples, task=job.task, split=job.split, seed=job.options.seed).inverse(indices)
   ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
@@ -119,21 +126,21 @@ def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np
   lengths = np.zeros((size, plan.num_features), np.uint32)
   for group in np.unique(group_of).tolist():
     rows = np.flatnonzero(group_of == group)
-    found = read_sorted_frame(
-      _sorted_path(job, plan, group),
+    frame = read_sorted_frame(
+      _locate_sorted(job, plan, group),
       shard,
       num_shards=plan.num_shards,
       num_records=len(rows),
       num_features=plan.num_features,
     )
-    lengths[rows] = found.lengths
-    for row, record in zip(rows.tolist(), found.records(), strict=True):
+    lengths[rows] = frame.lengths
+    for row, record in zip(rows.tolist(), frame.records(), strict=True):
       records[row] = record
   return records, lengths
 
 
-def _sorted_path(job: SplitJob, plan: FinalPlan, group: int) -> epath.Path:
+def _locate_sorted(job: SplitJob, plan: FinalPlan, group: int) -> epath.Path:
   name = find_sorted(job, plan, group)
   if name is None:
     raise FileNotFoundError(f"sorted group {group} is gone")
-  return file_of(job, name)
+  return locate_file(job, name)

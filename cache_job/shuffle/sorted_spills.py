@@ -1,4 +1,4 @@
-"""The second third of the job: spills, sorted by the shards that their records go to."""
+"""Second stage: spills sorted by the shards of their records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from anystep.cache_job.preprocessing.seqio_caches import check_count
-from anystep.cache_job.shuffle.spill import Spill, check_bad_examples, find_spill, sequence_names
-from anystep.cache_job.state.failures import reported_failures
+from anystep.cache_job.shuffle.spill import Spill, check_bad_examples, find_spill, list_sequence_names
+from anystep.cache_job.state.failures import report_failures
 from anystep.cache_job.state.spill_files import (
   FILE_BYTES,
   SortedWriter,
@@ -19,13 +19,13 @@ from anystep.cache_job.state.spill_files import (
 from anystep.cache_job.state.split_job import (
   FinalPlan,
   SplitJob,
-  file_of,
   find_marker,
   is_whole,
-  job_incomplete,
+  list_source_ranges,
+  locate_file,
+  make_incomplete_error,
   put_marker,
   read_plan,
-  source_ranges,
   write_plan,
 )
 from anystep.errors import AnystepError, ExitCode
@@ -34,61 +34,61 @@ from anystep.order.preshuffle import preshuffle
 
 
 def plan_final(job: SplitJob) -> FinalPlan:
-  """Plans what becomes of a split's spills, all of which must be finished.
+  """Plan the shards of a split, all of whose spills must be finished.
 
   Raises:
     AnystepError: 65 `feature_form_varies` and `bad_examples`; 66 `split_empty`.
   """
-  with reported_failures(job):
-    spills = all_spills(job)
+  with report_failures(job):
+    spills = read_all_spills(job)
     _check_agreement(job, spills)
     if job.seqio_cache is not None:
-      found = sum(spill.examples + len(spill.bad) for spill in spills)
-      check_count(job.seqio_cache, job.split, found)
+      num_read = sum(spill.examples + len(spill.bad) for spill in spills)
+      check_count(job.seqio_cache, job.split, num_read)
     num_examples = sum(spill.examples for spill in spills)
     plan = FinalPlan(
       num_shards=job.options.choose_num_shards(num_examples),
-      num_features=max(len(sequence_names(spill.features)) for spill in spills),
+      num_features=max(len(list_sequence_names(spill.features)) for spill in spills),
       examples=[spill.examples for spill in spills],
-      groups=_groups([file for spill in spills for file in spill.files]),
+      groups=_group_files([file for spill in spills for file in spill.files]),
     )
     write_plan(job, plan)
     return plan
 
 
-def all_spills(job: SplitJob) -> list[Spill]:
-  """The spills of a split, in the source's order.
+def read_all_spills(job: SplitJob) -> list[Spill]:
+  """Return the spills of a split, in the source's order.
 
   Raises:
     AnystepError: 74 `job_incomplete`.
   """
   spills = []
-  for source in source_ranges(job):
+  for source in list_source_ranges(job):
     spill = find_spill(job, source.number)
     if spill is None:
-      raise job_incomplete(job.task, job.split, job.directory, f"the spill of {source.name}")
+      raise make_incomplete_error(job.task, job.split, job.directory, f"the spill of {source.name}")
     spills.append(spill)
   return spills
 
 
 def find_sorted(job: SplitJob, plan: FinalPlan, group: int) -> str | None:
-  """The name of a finished sorted file; None where it is not, no longer whole, or of other spills."""
-  found = find_marker(
-    job, "sorted", group, lambda found: (found["spills"], str(found["file"]), found["bytes"])
+  """Return the name of a sorted file; None where it is not finished, no longer whole, or of other spills."""
+  marker = find_marker(
+    job, "sorted", group, lambda document: (document["spills"], str(document["file"]), document["bytes"])
   )
-  if found is None:
+  if marker is None:
     return None
-  spills, name, size = found
+  spills, name, size = marker
   return name if spills == [file.name for file in plan.groups[group]] and is_whole(job, name, size) else None
 
 
 def sort_group(job: SplitJob, group: int) -> None:
-  """Sorts a group of spills into one file; one that is finished is left as it is."""
-  with reported_failures(job, group=group):
+  """Sort a group of spills into one file; one that is finished is left as it is."""
+  with report_failures(job, group=group):
     plan = read_plan(job)
     if find_sorted(job, plan, group) is not None:
       return
-    records = _joined(
+    records = _join(
       [read_spill_file(job.directory, file, num_features=plan.num_features) for file in plan.groups[group]]
     )
     start = sum(file.records for before in plan.groups[:group] for file in before)
@@ -97,7 +97,7 @@ def sort_group(job: SplitJob, group: int) -> None:
     shards = indices % plan.num_shards
     order = np.lexsort((indices, shards))
     stops = np.cumsum(np.bincount(shards, minlength=plan.num_shards)).tolist()
-    path = storage.attempt_path(file_of(job, f"sorted-{group:05d}"))
+    path = storage.attempt_path(locate_file(job, f"sorted-{group:05d}"))
     with storage.new_file(path) as file:
       writer = SortedWriter(file)
       for begin, stop in zip([0, *stops[:-1]], stops, strict=True):
@@ -108,7 +108,7 @@ def sort_group(job: SplitJob, group: int) -> None:
     put_marker(job, "sorted", group, {"file": path.name, "bytes": size, "spills": spills})
 
 
-def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
+def _join(parts: Sequence[SpilledRecords]) -> SpilledRecords:
   if len(parts) == 1:
     return parts[0]
   return SpilledRecords(
@@ -118,8 +118,8 @@ def _joined(parts: Sequence[SpilledRecords]) -> SpilledRecords:
   )
 
 
-def _groups(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
-  """Files in order, as many together as one may be large, so that small ones do not make small files."""
+def _group_files(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
+  """Group files in order up to the size of one file, so that small spills do not make small sorted files."""
   groups: list[list[SpillFile]] = []
   held = 0
   for file in files:
@@ -149,7 +149,7 @@ def _check_agreement(job: SplitJob, spills: Sequence[Spill]) -> None:
       raise AnystepError(
         ExitCode.DATA,
         "feature_form_varies",
-        source_shard=source_ranges(job)[number].name,
+        source_shard=list_source_ranges(job)[number].name,
         feature=name,
         expected=known[0][1].get(name),
         got=features.get(name),

@@ -1,4 +1,4 @@
-"""What a job's workers need to know, and what they leave in its directory.
+"""The description of a job that workers get, and the files that they leave in its directory.
 
-Files alone, so that whoever goes on needs nothing else.
+All state is in files, so that a later run of the job needs nothing else.
 """

@@ -1,4 +1,4 @@
-"""What fails in workers, told to the parent through the job's directory."""
+"""Failures of workers, passed to the parent through the job's directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from anystep.cache_job.state.split_job import SplitJob, find_state
+from anystep.cache_job.state.split_job import SplitJob, find_state, locate_file
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.json_files import canonical_json
@@ -18,42 +18,42 @@ from anystep.files.json_files import canonical_json
 _AGAIN = "run the same command again; what is finished is kept"
 
 
-def failure_path(job: SplitJob) -> epath.Path:
-  """Where a worker that failed says why."""
-  return epath.Path(job.directory) / "failure.json"
+def locate_failure(job: SplitJob) -> epath.Path:
+  """Return the file where a worker that failed notes its error."""
+  return locate_file(job, "failure.json")
 
 
 @contextlib.contextmanager
-def reported_failures(job: SplitJob, **where: object) -> Iterator[None]:
-  """Makes an `AnystepError` of what fails in a worker and leaves it where the parent finds it.
+def report_failures(job: SplitJob, **where: object) -> Iterator[None]:
+  """Make an `AnystepError` of a worker's exception, and write it where the parent finds it.
 
-  Runners hand the parent some text of what a worker raised, and each another.
+  Runners pass on only a text of the exception, and each another.
   """
   try:
     yield
   except Exception as error:
     is_foreseen = isinstance(error, AnystepError)
-    failure = failure_of(error, job, **where)
+    failure = make_failure(error, job, **where)
     # On a full disk there is no room for this either.
     with contextlib.suppress(OSError):
-      storage.put(failure_path(job), _failure_json(failure).encode())
+      storage.put(locate_failure(job), _format_failure(failure).encode())
     if is_foreseen:
       raise
     raise failure from error
 
 
-def failure_of(error: Exception, job: SplitJob, **where: object) -> AnystepError:
-  """The foreseen failure that something raised stands for, with the split that it is of."""
+def make_failure(error: Exception, job: SplitJob, **where: object) -> AnystepError:
+  """Return the `AnystepError` that an exception stands for, with its split."""
   failure = (
-    error if isinstance(error, AnystepError) else _foreseen(error, preprocessing="source_shard" in where)
+    error if isinstance(error, AnystepError) else _explain(error, preprocessing="source_shard" in where)
   )
   failure.fields = {"task": job.task, "split": job.split, **where, **failure.fields}
   return failure
 
 
 @contextlib.contextmanager
-def failures_told_once() -> Iterator[None]:
-  """Keeps Beam from logging tracebacks of foreseen failures of workers in this process: the parent tells."""
+def silence_known_failures() -> Iterator[None]:
+  """Keep Beam from logging tracebacks of an `AnystepError` in this process: the parent prints the error."""
   logger = logging.getLogger("apache_beam.runners.common")
 
   def is_news(record: logging.LogRecord) -> bool:
@@ -68,27 +68,27 @@ def failures_told_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_disks_reported() -> Iterator[None]:
-  """Makes an `AnystepError` of a full disk that the parent meets; its other failures are any program's."""
+def report_full_disks() -> Iterator[None]:
+  """Make an `AnystepError` of a full disk in the parent; its other errors are those of any program."""
   try:
     yield
   except OSError as error:
-    if _is_full(error):
-      raise _foreseen(error, preprocessing=False) from error
+    if _is_disk_full(error):
+      raise _explain(error, preprocessing=False) from error
     raise
 
 
 def read_failure(job: SplitJob) -> AnystepError | None:
-  """What a worker failed of; None where none did."""
-  return find_state(failure_path(job), _failure_of)
+  """Return the error of a worker; None where none failed."""
+  return find_state(locate_failure(job), _parse_failure)
 
 
-def _failure_of(document: Any) -> AnystepError:
+def _parse_failure(document: Any) -> AnystepError:
   code = ExitCode(document["code"])
   return AnystepError(code, document["kind"], fix=document["fix"], **dict(document["fields"]))
 
 
-def _failure_json(failure: AnystepError) -> str:
+def _format_failure(failure: AnystepError) -> str:
   # In pairs, for they are printed in this order.
   fields = [(name, str(value)) for name, value in failure.fields.items()]
   return canonical_json(
@@ -96,13 +96,15 @@ def _failure_json(failure: AnystepError) -> str:
   )
 
 
-def _is_full(error: OSError) -> bool:
+def _is_disk_full(error: OSError) -> bool:
   return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _foreseen(error: Exception, *, preprocessing: bool) -> AnystepError:
+def _explain(error: Exception, *, preprocessing: bool) -> AnystepError:
   if isinstance(error, OSError):
-    kind, fix = ("disk_full", "make room") if _is_full(error) else ("io_failed", "see to the disk or store")
+    kind, fix = (
+      ("disk_full", "make room") if _is_disk_full(error) else ("io_failed", "see to the disk or store")
+    )
     return AnystepError(ExitCode.IO, kind, got=one_line(error), fix=f"{fix}, and {_AGAIN}")
   if not preprocessing:
     fix = f"give workers more memory, or the cache more and smaller shards, and {_AGAIN}"

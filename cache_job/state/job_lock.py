@@ -1,4 +1,4 @@
-"""One job at a time: the lock on a task's directory."""
+"""Lock on a task's directory, which lets one job at a time in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from etils import epath
 
 from anystep.files.directory_lock import LOCK, locked_directory
 
-__all__ = ["LOCK", "locked"]
+__all__ = ["LOCK", "lock_task_directory"]
 
 
-def locked(directory: epath.PathLike) -> AbstractContextManager[None]:
-  """Keeps other jobs out of a task's directory, which it makes where there is none.
+def lock_task_directory(directory: epath.PathLike) -> AbstractContextManager[None]:
+  """Keep other jobs out of a task's directory; make the directory where there is none.
 
   Raises:
     AnystepError: 73 `job_running`.

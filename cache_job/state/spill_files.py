@@ -1,8 +1,8 @@
 """Spills: records and token counts in compressed files, in the order they came or by the shards they go to.
 
 A spill's file is two zstandard frames: the records one after the other, and a table of their sizes and
-lengths. A sorted file has a frame for each shard of the cache, table and records of those that go there in
-the order of their index, and at its end where each frame begins and ends.
+lengths. A sorted file has a frame for each shard of the cache: the table and the records of that
+shard by index. The offsets of the frames stand at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anystep.records.parsing_loops import gather_bytes
 # Both kinds of files together take less than 1.5 times the cache, which itself is compressed at level 1 in
 # small blocks: 1.73 times at level 1, 1.59 at 3, 1.53 at 5, 1.49 at 6 (words of a Zipf distribution).
 _LEVEL = 6
-# What is sorted at a time is held in memory: a spill goes on in another file where it is larger.
+# A file is sorted in memory: a spill that is larger goes on in another file.
 FILE_BYTES = 1 << 27
 
 
@@ -46,7 +46,7 @@ class SpilledRecords:
     return len(self.sizes)
 
   def records(self) -> Iterator[bytes]:
-    """One record after the other."""
+    """Yield the records in order."""
     content, stops = self.data.tobytes(), np.cumsum(self.sizes, dtype=np.int64)
     for start, stop in zip((stops - self.sizes).tolist(), stops.tolist(), strict=True):
       yield content[start:stop]
@@ -57,8 +57,11 @@ class SpillFile:
   """A file of a spill.
 
   Attributes:
-    name: in the job's directory. bytes: its size. frame_bytes: of which records are the first.
-    records: how many there are. raw_bytes: of them.
+    name: in the job's directory.
+    bytes: its size.
+    frame_bytes: size of the first frame, that of records.
+    records: their number.
+    raw_bytes: their size in memory.
   """
 
   name: str
@@ -69,7 +72,7 @@ class SpillFile:
 
 
 class SpillWriter:
-  """Writes a spill, a batch at a time, into as many files as it takes; `files` are the finished ones.
+  """Writes a spill a batch at a time, into one or more files; `files` are the finished ones.
 
   Args:
     path: the first part of the files' names.
@@ -82,7 +85,7 @@ class SpillWriter:
     self.files: list[SpillFile] = []
 
   def add(self, records: SpilledRecords) -> None:
-    """Adds records after those before."""
+    """Add records at the end."""
     if self._open is None:
       path = storage.attempt_path(self._path)
       self._open = _OpenFile(path, self._stack.enter_context(storage.new_file(path)))
@@ -91,7 +94,7 @@ class SpillWriter:
       self.finish()
 
   def finish(self) -> None:
-    """Makes durable what was written."""
+    """Make the written records durable."""
     if self._open is not None:
       finished = self._open.finish()
       self._stack.close()
@@ -99,11 +102,11 @@ class SpillWriter:
       self._open = None
 
   def remove(self) -> None:
-    """Removes what was written."""
+    """Remove the written files."""
     paths = [epath.Path(self._path).parent / file.name for file in self.files]
     if self._open is not None:
       paths.append(self._open.path)
-      # What the file could not take, it can not on closing either.
+      # A file that could not be written cannot be closed without an error either.
       with contextlib.suppress(OSError):
         self._stack.close()
     for path in paths:
@@ -115,7 +118,7 @@ class _OpenFile:
     self.path = path
     self.raw_bytes = 0
     self._file = file
-    self._frame = _compressor().stream_writer(file, closefd=False)
+    self._frame = _make_compressor().stream_writer(file, closefd=False)
     self._tables: list[np.ndarray] = []
 
   def add(self, records: SpilledRecords) -> None:
@@ -128,7 +131,7 @@ class _OpenFile:
     frame_bytes = self._file.tell()
     table = np.concatenate(self._tables)
     # Column by column, for sizes are like sizes.
-    self._file.write(_compressor().compress(np.ascontiguousarray(table.T).tobytes()))
+    self._file.write(_make_compressor().compress(np.ascontiguousarray(table.T).tobytes()))
     return SpillFile(
       name=self.path.name,
       bytes=self._file.tell(),
@@ -138,8 +141,8 @@ class _OpenFile:
     )
 
 
-def spilled_bytes(parts: Iterable[SpilledRecords]) -> int:
-  """What records take in a spill's file."""
+def count_spilled_bytes(parts: Iterable[SpilledRecords]) -> int:
+  """Return the bytes of records in a spill's file."""
   file = _OpenFile(epath.Path(), io.BytesIO())
   for part in parts:
     file.add(part)
@@ -147,16 +150,16 @@ def spilled_bytes(parts: Iterable[SpilledRecords]) -> int:
 
 
 def read_spill_file(directory: epath.PathLike, file: SpillFile, *, num_features: int) -> SpilledRecords:
-  """Reads what `SpillWriter` wrote.
+  """Read a file that `SpillWriter` wrote.
 
   Raises:
     AnystepError: 65 `spill_corrupt`.
   """
   path = epath.Path(directory) / file.name
   content = path.read_bytes()
-  table = _decompressed(path, content[file.frame_bytes :])
-  data = _decompressed(path, content[: file.frame_bytes])
-  return _records(path, table, data, num_records=file.records, num_features=num_features)
+  table = _decompress(path, content[file.frame_bytes :])
+  data = _decompress(path, content[: file.frame_bytes])
+  return _parse_records(path, table, data, num_records=file.records, num_features=num_features)
 
 
 class SortedWriter:
@@ -165,10 +168,10 @@ class SortedWriter:
   def __init__(self, file: IO[bytes]):
     self._file = file
     self._ends = [0]
-    self._compressor = _compressor()
+    self._compressor = _make_compressor()
 
   def add(self, records: SpilledRecords, rows: np.ndarray) -> None:
-    """Adds the next shard's frame: these rows, in this order."""
+    """Add the next shard's frame: these rows, in this order."""
     table = np.column_stack([records.sizes[rows], records.lengths[rows]])
     sizes = records.sizes[rows].astype(np.int64)
     stops = np.cumsum(records.sizes, dtype=np.int64)[rows]
@@ -178,14 +181,14 @@ class SortedWriter:
     self._ends.append(self._ends[-1] + self._file.write(self._compressor.compress(content.data)))
 
   def close(self) -> None:
-    """Writes where the frames are."""
+    """Write the offsets of the frames."""
     self._file.write(np.array(self._ends, np.uint64).tobytes())
 
 
 def read_sorted_frame(
   path: epath.PathLike, shard: int, *, num_shards: int, num_records: int, num_features: int
 ) -> SpilledRecords:
-  """Reads a shard's frame of what `SortedWriter` wrote.
+  """Read a shard's frame of a file that `SortedWriter` wrote.
 
   Raises:
     AnystepError: 65 `spill_corrupt`.
@@ -194,33 +197,33 @@ def read_sorted_frame(
     file.seek((shard - num_shards - 1) * 8, 2)
     begin, end = np.frombuffer(file.read(16), np.uint64).tolist()
     file.seek(begin)
-    content = _decompressed(path, file.read(end - begin))
+    content = _decompress(path, file.read(end - begin))
   table_bytes = 4 * num_records * (1 + num_features)
-  return _records(
+  return _parse_records(
     path, content[:table_bytes], content[table_bytes:], num_records=num_records, num_features=num_features
   )
 
 
-def _records(
+def _parse_records(
   path: epath.PathLike, table: np.ndarray, data: np.ndarray, *, num_records: int, num_features: int
 ) -> SpilledRecords:
   if table.nbytes != 4 * num_records * (1 + num_features):
-    raise _corrupt(path, f"{num_records} records", f"a table of {table.nbytes} bytes")
+    raise _make_corrupt_error(path, f"{num_records} records", f"a table of {table.nbytes} bytes")
   columns = table.view(np.uint32).reshape(1 + num_features, num_records)
   sizes = np.ascontiguousarray(columns[0])
   if int(sizes.sum(dtype=np.int64)) != len(data):
-    raise _corrupt(path, f"records of {sizes.sum(dtype=np.int64)} bytes", f"{len(data)} bytes")
+    raise _make_corrupt_error(path, f"records of {sizes.sum(dtype=np.int64)} bytes", f"{len(data)} bytes")
   return SpilledRecords(data, sizes, np.ascontiguousarray(columns[1:].T))
 
 
-def _decompressed(path: epath.PathLike, content: bytes) -> np.ndarray:
+def _decompress(path: epath.PathLike, content: bytes) -> np.ndarray:
   try:
     return np.frombuffer(zstandard.ZstdDecompressor().decompressobj().decompress(content), np.uint8)
   except zstandard.ZstdError as error:
-    raise _corrupt(path, "a zstandard frame that is whole", str(error)) from error
+    raise _make_corrupt_error(path, "a zstandard frame that is whole", str(error)) from error
 
 
-def _corrupt(path: epath.PathLike, expected: str, got: str) -> AnystepError:
+def _make_corrupt_error(path: epath.PathLike, expected: str, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
     "spill_corrupt",
@@ -231,5 +234,5 @@ def _corrupt(path: epath.PathLike, expected: str, got: str) -> AnystepError:
   )
 
 
-def _compressor() -> zstandard.ZstdCompressor:
+def _make_compressor() -> zstandard.ZstdCompressor:
   return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)

@@ -1,4 +1,4 @@
-"""What workers need to know to cache one split of one task, and what they leave in its directory."""
+"""Description of one split's job for its workers, and the small files that they leave in its directory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.limits import is_count
 
-# The numbers in the names of what is finished.
+# Names of the files that mark finished items.
 _MARKER = re.compile(r"(count|spill|sorted|final)-(\d+)\.json\Z")
+_PLAN = "plan.json"
 _Value = TypeVar("_Value")
 
 
@@ -62,12 +63,14 @@ class SplitJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceRange:
-  """What is preprocessed at a time: a source shard, or a range of one where they are cut.
+  """Unit of preprocessing: a source shard, or a range of one where they are cut.
 
   Attributes:
-    number: the place among all ranges, which seeds are drawn for.
+    number: its place among all ranges, which decides its seeds.
     name: as manifests have it.
-    shard: the source shard's number; start and stop: examples of it, as the source gives them.
+    shard: the source shard's number.
+    start: the first of its examples, as the source gives them.
+    stop: the end of its examples; None for all.
   """
 
   number: int
@@ -79,12 +82,12 @@ class SourceRange:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinalPlan:
-  """How spills become shards.
+  """Plan by which spills become shards.
 
   Attributes:
     num_shards: S.
-    num_features: columns of lengths tables.
-    examples: of each spill.
+    num_features: number of columns of lengths tables.
+    examples: number of examples of each spill.
     groups: the files of spills that are sorted together.
   """
 
@@ -94,16 +97,16 @@ class FinalPlan:
   groups: Sequence[Sequence[SpillFile]]
 
 
-def source_ranges(job: SplitJob) -> list[SourceRange]:
-  """What is preprocessed at a time; where source shards are cut, all of them must have been counted."""
+def list_source_ranges(job: SplitJob) -> list[SourceRange]:
+  """Return the units of preprocessing; where source shards are cut, all of them must have been counted."""
   if job.options.range_examples is None:
     return [SourceRange(number=k, name=name, shard=k) for k, name in enumerate(job.source_shards)]
   ranges: list[SourceRange] = []
   for shard, name in enumerate(job.source_shards):
-    count = find_marker(job, "count", shard, _count_of)
+    count = find_marker(job, "count", shard, _parse_count)
     if count is None:
       raise FileNotFoundError(f"count {shard} of {job.task} {job.split} is not finished")
-    # Of a source shard without examples one range is left, so that it stands in the manifest.
+    # A source shard without examples keeps one range, so that the manifest names it.
     for start in range(0, max(count, 1), job.options.range_examples):
       stop = min(start + job.options.range_examples, count)
       ranges.append(
@@ -113,28 +116,28 @@ def source_ranges(job: SplitJob) -> list[SourceRange]:
 
 
 def write_plan(job: SplitJob, plan: FinalPlan) -> None:
-  """Leaves the plan for those who follow it."""
-  storage.put(_plan_path(job), canonical_json(dataclasses.asdict(plan)).encode())
+  """Write the plan for later stages."""
+  storage.put(locate_file(job, _PLAN), canonical_json(dataclasses.asdict(plan)).encode())
 
 
 def find_plan(job: SplitJob) -> FinalPlan | None:
-  """The plan; None where there is none yet."""
-  return find_state(_plan_path(job), _plan_of)
+  """Return the plan; None where there is none yet."""
+  return find_state(locate_file(job, _PLAN), _parse_plan)
 
 
-def _plan_of(document: Any) -> FinalPlan:
+def _parse_plan(document: Any) -> FinalPlan:
   groups = [[SpillFile(**file) for file in group] for group in document["groups"]]
   return FinalPlan(**{**document, "groups": groups})
 
 
-def _count_of(document: Any) -> int:
+def _parse_count(document: Any) -> int:
   if not is_count(document["examples"]):
     raise ValueError(f"{document['examples']!r} examples")
   return document["examples"]
 
 
 def read_plan(job: SplitJob) -> FinalPlan:
-  """The plan, which must have been made.
+  """Return the plan, which must have been made.
 
   Raises:
     FileNotFoundError: where it has not.
@@ -146,24 +149,24 @@ def read_plan(job: SplitJob) -> FinalPlan:
 
 
 def put_marker(job: SplitJob, kind: str, number: int, document: Mapping[str, Any]) -> None:
-  """Says that an item of work is finished, and what came of it: the last thing that a worker writes."""
-  storage.put(epath.Path(job.directory) / f"{kind}-{number:05d}.json", canonical_json(document).encode())
+  """Mark an item of work as finished, with its result: the last file that a worker writes."""
+  storage.put(locate_file(job, f"{kind}-{number:05d}.json"), canonical_json(document).encode())
 
 
 def find_marker(job: SplitJob, kind: str, number: int, read: Callable[[Any], _Value]) -> _Value | None:
-  """What a worker said of a finished item, as `find_state`; None where none did."""
-  return find_state(epath.Path(job.directory) / f"{kind}-{number:05d}.json", read)
+  """Return the result of a finished item, as `find_state`; None where it is not finished."""
+  return find_state(locate_file(job, f"{kind}-{number:05d}.json"), read)
 
 
 def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None:
-  """What a job left in a JSON file; None where there is none.
+  """Return the value of a job's JSON file; None where there is no file.
 
   Args:
     path: the file.
     read: makes a value of its document.
 
   Raises:
-    AnystepError: 65 `job_state_invalid` for what a job does not leave.
+    AnystepError: 65 `job_state_invalid` for a file that no job wrote.
   """
   try:
     return read(read_json(path))
@@ -179,8 +182,8 @@ def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None
     ) from error
 
 
-def finished_items(job: SplitJob) -> dict[str, set[int]]:
-  """Numbers of the finished items by kind."""
+def find_finished_items(job: SplitJob) -> dict[str, set[int]]:
+  """Return the numbers of the finished items by kind."""
   finished: dict[str, set[int]] = {"count": set(), "spill": set(), "sorted": set(), "final": set()}
   directory = epath.Path(job.directory)
   for path in directory.iterdir() if directory.exists() else ():
@@ -189,13 +192,13 @@ def finished_items(job: SplitJob) -> dict[str, set[int]]:
   return finished
 
 
-def file_of(job: SplitJob, name: str) -> epath.Path:
-  """A file in the job's directory."""
+def locate_file(job: SplitJob, name: str) -> epath.Path:
+  """Return the path of a file in the job's directory."""
   return epath.Path(job.directory) / name
 
 
-def job_incomplete(task: str, split: str, path: epath.PathLike, expected: str) -> AnystepError:
-  """The error of what workers should have left and did not."""
+def make_incomplete_error(task: str, split: str, path: epath.PathLike, expected: str) -> AnystepError:
+  """Return the error of a file that workers should have left."""
   return AnystepError(
     ExitCode.IO,
     "job_incomplete",
@@ -208,10 +211,6 @@ def job_incomplete(task: str, split: str, path: epath.PathLike, expected: str) -
 
 
 def is_whole(job: SplitJob, name: str, size: int) -> bool:
-  """Whether a file in the job's directory is there, with its size in bytes."""
-  path = file_of(job, name)
+  """Tell whether a file is in the job's directory, with a size in bytes."""
+  path = locate_file(job, name)
   return path.exists() and path.stat().length == size
-
-
-def _plan_path(job: SplitJob) -> epath.Path:
-  return epath.Path(job.directory) / "plan.json"

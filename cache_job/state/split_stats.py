@@ -1,4 +1,4 @@
-"""Counts over a split's examples: SeqIO's, and how long sequences are."""
+"""Counts over a split's examples: those of SeqIO, and histograms of lengths."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SplitStats:
     self.bins: dict[str, np.ndarray] = {}
 
   def add(self, batch: Batch) -> None:
-    """Counts a batch's examples."""
+    """Count a batch's examples."""
     for name, feature in batch.items():
       if isinstance(feature, Ragged):
-        bins = np.bincount(_bin_of(feature.lengths), minlength=_NUM_BINS)
+        bins = np.bincount(_find_bins(feature.lengths), minlength=_NUM_BINS)
         self.bins[name] = self.bins.get(name, 0) + bins
       if name in self._output_features:
         self._add_tokens(name, feature)
@@ -41,12 +41,12 @@ class SplitStats:
     self.counts["examples"] += len(next(iter(batch.values())))
 
   def document(self) -> dict[str, Any]:
-    """The counts, to be merged with others'."""
+    """Return the counts, to be merged with those of other ranges."""
     bins = {name: bins.tolist() for name, bins in self.bins.items()}
     return {"counts": self.counts, "longest": self.longest, "bins": bins}
 
   def _add_tokens(self, name: str, feature: Ragged | np.ndarray) -> None:
-    """Integers, without end and padding ids; SeqIO counts those of dense features, scalars too."""
+    """Count integers but end and padding ids; as SeqIO does, those of dense features too."""
     values, lengths = (feature.values, feature.lengths) if isinstance(feature, Ragged) else (feature, None)
     if isinstance(values, Ragged) or values.dtype not in (np.int32, np.int64):
       return
@@ -66,7 +66,7 @@ class SplitStats:
     self.longest[longest] = max(self.longest.get(longest, 0), int(tokens.max(initial=0)))
 
   def _add_characters(self, name: str, feature: Ragged | np.ndarray) -> None:
-    """Of texts, and of tokens that a SentencePiece vocabulary decodes, as SeqIO does."""
+    """Count characters of texts, and of tokens that a SentencePiece vocabulary decodes, as SeqIO does."""
     if not isinstance(feature, Ragged):
       if feature.dtype.hasobject:
         self._raise(f"{name}_chars", sum(len(text.decode()) for text in feature))
@@ -79,8 +79,8 @@ class SplitStats:
     self.counts[name] = self.counts.get(name, 0) + int(by)
 
 
-def merged_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """What stands in a split's stats: SeqIO's counts, and for each sequence how many are how long."""
+def merge_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Return a split's stats: SeqIO's counts, and for each sequence a histogram of its lengths."""
   stats: dict[str, Any] = {"examples": 0}
   for document in documents:
     for name, count in document["counts"].items():
@@ -89,12 +89,12 @@ def merged_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       stats[name] = max(stats.get(name, 0), count)
   for name in sorted({name for document in documents for name in document["bins"]}):
     bins = np.sum([document["bins"][name] for document in documents if name in document["bins"]], axis=0)
-    stats[f"{name}_lengths"] = {_bin_name(k): int(count) for k, count in enumerate(bins) if count}
+    stats[f"{name}_lengths"] = {_name_bin(k): int(count) for k, count in enumerate(bins) if count}
   return stats
 
 
 def _is_decoded(feature: Ragged, output_feature: Any) -> bool:
-  """Whether SeqIO decodes a feature to count its characters."""
+  """Tell whether SeqIO decodes a feature to count its characters."""
   import seqio
 
   return (
@@ -105,14 +105,14 @@ def _is_decoded(feature: Ragged, output_feature: Any) -> bool:
   )
 
 
-def _bin_of(lengths: np.ndarray) -> np.ndarray:
+def _find_bins(lengths: np.ndarray) -> np.ndarray:
   return np.frexp(lengths.astype(np.float64))[1]
 
 
-def _bin_name(number: int) -> str:
-  """A bin's lengths.
+def _name_bin(number: int) -> str:
+  """Return a bin's lengths as text.
 
-  >>> [_bin_name(k) for k in range(4)]
+  >>> [_name_bin(k) for k in range(4)]
   ['0', '1', '2-3', '4-7']
   """
   first, last = (1 << number) >> 1, max((1 << number) - 1, 0)

@@ -19,15 +19,15 @@ from fault_cases import CACHE_JOB
 from fault_runs import AFTER, MIDWAY, TESTS, Fault, Run, zygote
 from job_runs import digests_of
 
-from anystep.cache_job.completion.completion import complete, describe
+from anystep.cache_job.completion.completion import complete, describe_split
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import prepare_directories
-from anystep.cache_job.planning.task_work import task_work
+from anystep.cache_job.planning.task_work import plan_task
 from anystep.cache_job.shuffle.final_shards import write_shard
 from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
 from anystep.cache_job.shuffle.spill import write_spill
 from anystep.cache_job.state.job_lock import LOCK
-from anystep.cache_job.state.split_job import read_plan, source_ranges
+from anystep.cache_job.state.split_job import list_source_ranges, read_plan
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 
@@ -358,17 +358,17 @@ def test_a_shard_that_may_not_grow_is_told_and_nothing_is_lost(jobs, scenarios, 
 @pytest.mark.parametrize("at_a_time", [1, 2], ids=["one after the other", "at the same time"])
 def test_workers_that_run_twice_change_nothing(scenarios, tmp_path, at_a_time):
   options = CacheOptions(cache_dir=str(tmp_path / "twice"), modules=("small_tasks",), num_shards=2)
-  work = task_work(seqio.TaskRegistry.get(TASK), options)
+  work = plan_task(seqio.TaskRegistry.get(TASK), options)
   prepare_directories([work])
   for job in work.jobs:
-    for source in source_ranges(job):
+    for source in list_source_ranges(job):
       twice(at_a_time, write_spill, job, source)
     twice(at_a_time, plan_final, job)
     for group in range(len(read_plan(job).groups)):
       twice(at_a_time, sort_group, job, group)
     for shard in range(read_plan(job).num_shards):
       twice(at_a_time, write_shard, job, shard)
-  complete(work, {job.split: describe(work.task, job) for job in work.jobs})
+  complete(work, {job.split: describe_split(work.task, job) for job in work.jobs})
   scenarios["a first cache"].assert_finished(tmp_path / "twice")
 
 

@@ -34,7 +34,7 @@ class DryRun:
 
   @classmethod
   def from_document(cls, document: Any) -> DryRun:
-    """Reads the document.
+    """Read the document.
 
     Raises:
       ValueError, KeyError, TypeError: for another document, or another version of it.
@@ -80,7 +80,7 @@ class CacheCommand:
     return " ".join(["anystep-cache", *map(shlex.quote, self.arguments)])
 
   def run(self) -> None:
-    """Runs the program, which prints its progress on this one's stdout and stderr.
+    """Run the program, which prints its progress on this one's stdout and stderr.
 
     Raises:
       AnystepError: with its exit status, `cache_program`; 78 `module_missing`, `package_missing`.
@@ -88,7 +88,7 @@ class CacheCommand:
     self._run([])
 
   def dry_run(self) -> DryRun:
-    """Asks the program what it would do.
+    """Ask the program what it would do.
 
     Raises:
       AnystepError: as `run`; 74 `cache_program` for an answer that is no document of its dry run.
@@ -185,7 +185,7 @@ def commands_for(missing: Iterable[MissingSplit], *, index_only: bool = False) -
 
 
 def cache_first(commands: Sequence[CacheCommand], *, limit_bytes: int, dry_run: bool) -> None:
-  """Runs command lines that cache what a run needs, where that is little; a dry run only prints them.
+  """Run command lines that cache what a run needs, where that is little; a dry run only prints them.
 
   Raises:
     AnystepError: 78 `cache_too_large` where caches would be larger, or their size is unknown; as

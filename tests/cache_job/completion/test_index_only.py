@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from job_runs import digests_of, registered, run_job, stamps_of
 
 import anystep
-from anystep.cache_job.completion.index_only import _tfrecord_offsets
+from anystep.cache_job.completion.index_only import _find_tfrecord_offsets
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.containers.checked_file import part_checksums, part_table
 from anystep.containers.containers import (
@@ -266,7 +266,7 @@ def test_made_anew_it_describes_what_the_files_have_become(tmp_path):
 def test_offsets_are_those_of_the_writer_and_a_file_cut_anywhere_is_refused(tmp_path, records):
   path = anystep.cache.epath.Path(tmp_path / "file.tfrecord")
   offsets = write_tfrecord(path, records)
-  found = _tfrecord_offsets(path)
+  found = _find_tfrecord_offsets(path)
   assert found.dtype == np.uint64
   np.testing.assert_array_equal(found, offsets)
   whole = path.read_bytes()
@@ -274,7 +274,7 @@ def test_offsets_are_those_of_the_writer_and_a_file_cut_anywhere_is_refused(tmp_
     if 0 < size < len(whole):
       path.write_bytes(whole[:size])
       with pytest.raises(AnystepError, match="file_container"):
-        _tfrecord_offsets(path)
+        _find_tfrecord_offsets(path)
 
 
 def refused(root, code, kind, *, task):

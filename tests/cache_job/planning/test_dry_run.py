@@ -17,8 +17,8 @@ from anystep.cache_job.completion import completion
 from anystep.cache_job.main import main
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning import estimates
-from anystep.cache_job.planning.estimates import Estimate, estimate_split, human_bytes
-from anystep.cache_job.planning.task_work import task_work
+from anystep.cache_job.planning.estimates import Estimate, estimate_split, format_bytes
+from anystep.cache_job.planning.task_work import plan_task
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 from anystep.tasks.sources.in_place import HeldOutDataSource, TextDataSource
@@ -61,7 +61,7 @@ def lines_dir(tmp_path):
 
 
 def job_of(task, root, split="train", **options):
-  jobs = task_work(task, CacheOptions(cache_dir=str(root), **options)).jobs
+  jobs = plan_task(task, CacheOptions(cache_dir=str(root), **options)).jobs
   return next(job for job in jobs if job.split == split)
 
 
@@ -351,4 +351,4 @@ class TestHowManyExamples:
 def test_numbers_are_rounded_and_have_units_that_people_read():
   found = Estimate(examples=123_456, cache_bytes=int(2.5 * 2**30), temporary_bytes=0)
   assert str(found) == "about 123,000 examples, 2.5 GiB and 0 B of temporary disk"
-  assert [human_bytes(1023), human_bytes(1024), human_bytes(2**40)] == ["1023 B", "1.0 KiB", "1.0 TiB"]
+  assert [format_bytes(1023), format_bytes(1024), format_bytes(2**40)] == ["1023 B", "1.0 KiB", "1.0 TiB"]

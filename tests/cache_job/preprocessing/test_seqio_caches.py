@@ -16,10 +16,10 @@ from seqio.scripts import cache_tasks_main
 
 import oracle
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.planning.task_work import task_work
+from anystep.cache_job.planning.task_work import plan_task
 from anystep.cache_job.preprocessing.example_batches import ExampleBatches
-from anystep.cache_job.preprocessing.seqio_caches import cached_shards, check_count
-from anystep.cache_job.state.split_job import source_ranges
+from anystep.cache_job.preprocessing.seqio_caches import check_count, list_cached_shards
+from anystep.cache_job.state.split_job import list_source_ranges
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
 from anystep.features.ragged import Ragged
@@ -245,8 +245,8 @@ def test_a_file_that_was_cut_short_is_named(damaged, tmp_path, cut_bytes):
   cut = max((directory_of(damaged) / name for name in SHARDS), key=lambda path: path.stat().st_size)
   cut.write_bytes(cut.read_bytes()[:-cut_bytes])
   options = CacheOptions(cache_dir=str(tmp_path / "c"), seqio_cache_dir=str(damaged), splits=(SPLIT,))
-  (job,) = task_work(GONE, options).jobs
-  (source,) = [s for s in source_ranges(job) if s.name == cut.name]
+  (job,) = plan_task(GONE, options).jobs
+  (source,) = [s for s in list_source_ranges(job) if s.name == cut.name]
   with pytest.raises(AnystepError) as caught:
     list(ExampleBatches(GONE, job, source))
   assert (caught.value.code, caught.value.kind) == (66, "source_unreadable")
@@ -272,6 +272,6 @@ def test_a_cache_with_fewer_examples_than_seqio_noted_is_refused(damaged, tmp_pa
 def test_stats_without_a_number_of_examples_are_refused(damaged, content):
   directory = directory_of(damaged)
   (directory / f"stats.{SPLIT}.json").write_text(content)
-  assert cached_shards(directory, SPLIT) == SHARDS
+  assert list_cached_shards(directory, SPLIT) == SHARDS
   with pytest.raises(AnystepError, match="seqio_cache_incomplete"):
     check_count(directory, SPLIT, 0)

@@ -22,7 +22,7 @@ from anystep.tasks.registry.fingerprint import check_reader, provenance_differen
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.tasks.vocabularies import files as vocabulary_files
 from anystep.tasks.vocabularies.copies import cached_vocabularies
-from anystep.tasks.vocabularies.decoding import described, kept_vocabularies
+from anystep.tasks.vocabularies.decoding import describe_feature, rebuild_vocabularies
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary, use_file
 
 MODEL = pathlib.Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model"
@@ -308,12 +308,12 @@ class TestWithoutTheTask:
 
   def test_commands_get_them_by_task(self, originals, cached, monkeypatch):
     caches = {NAME: open_cache(cached, NAME, "train")}
-    found = kept_vocabularies(caches)
+    found = rebuild_vocabularies(caches)
     assert found[NAME]["targets"] == tokens(originals)
-    text = described(caches[NAME][0]["targets"], found[NAME]["targets"])["text"]
+    text = describe_feature(caches[NAME][0]["targets"], found[NAME]["targets"])["text"]
     assert "train" in text.replace(" ", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert kept_vocabularies(caches) == {}
+    assert rebuild_vocabularies(caches) == {}
 
   def test_bytes_need_no_copy(self, tmp_path):
     with registered(task_of(small_tasks.VOCABULARY, seqio.ByteVocabulary())):

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from anystep.cache_job.runners.pipelines import build_graph, open_pipeline
-from anystep.cache_job.runners.worker_failures import runner_failure
+from anystep.cache_job.runners.worker_failures import explain_runner_error
 from anystep.errors import AnystepError, ExitCode
 
 ON_DATAFLOW = [
@@ -118,7 +118,7 @@ def test_a_job_service_that_does_not_answer_is_a_foreseen_failure():
   options = ["--runner=PortableRunner", "--job_endpoint=localhost:1", "--job_server_timeout=1"]
   with pytest.raises(grpc.FutureTimeoutError) as caught, open_pipeline(options) as pipeline:
     fill(pipeline)
-  failure = runner_failure(caught.value)
+  failure = explain_runner_error(caught.value)
   assert (failure.code, failure.kind) == (ExitCode.IO, "runner_unreachable")
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from anystep.cache_job.runners.worker_failures import import_in_worker, runner_failure
+from anystep.cache_job.runners.worker_failures import explain_runner_error, import_in_worker
 from anystep.errors import AnystepError, ExitCode
 
 
@@ -24,10 +24,12 @@ def test_a_worker_without_the_module_says_who_it_is_and_how_to_give_it_the_modul
 def test_a_module_that_workers_cannot_unpickle_from_is_named():
   """As Beam's runners pass on what a worker said."""
   trace = 'Traceback (most recent call last):\n  File "pickler.py", line 1, in loads\n'
-  failure = runner_failure(RuntimeError(f"{trace}ModuleNotFoundError: No module named 'parents_own'\n\n"))
+  failure = explain_runner_error(
+    RuntimeError(f"{trace}ModuleNotFoundError: No module named 'parents_own'\n\n")
+  )
   assert (failure.code, failure.kind) == (ExitCode.CONFIG, "module_import")
   assert failure.fields["module"] == "parents_own"
 
 
 def test_other_failures_are_nothing_that_we_know_of():
-  assert runner_failure(ValueError("No module is to blame")) is None
+  assert explain_runner_error(ValueError("No module is to blame")) is None

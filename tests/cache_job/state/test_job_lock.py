@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from job_runs import registered, run_job, stamps_of
 
 from anystep.cache_job import job
-from anystep.cache_job.state.job_lock import LOCK, locked
+from anystep.cache_job.state.job_lock import LOCK, lock_task_directory
 from anystep.errors import AnystepError
 
 TASK = small_tasks.task("small_locked", sizes={"train": (2, 3)})
@@ -48,7 +48,7 @@ def other_process(directory):
 
 
 def refusal(directory):
-  with pytest.raises(AnystepError) as caught, locked(directory):
+  with pytest.raises(AnystepError) as caught, lock_task_directory(directory):
     pytest.fail("two jobs hold one directory")
   assert (caught.value.code, caught.value.kind) == (73, "job_running")
   assert caught.value.fields["path"] == str(directory / LOCK)
@@ -57,7 +57,7 @@ def refusal(directory):
 
 def test_a_second_job_is_told_who_holds_the_directory_and_since_when(tmp_path):
   before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-  with locked(tmp_path):
+  with lock_task_directory(tmp_path):
     error = refusal(tmp_path)
   assert (error.fields["host"], error.fields["pid"]) == (socket.gethostname(), os.getpid())
   assert (
@@ -66,9 +66,9 @@ def test_a_second_job_is_told_who_holds_the_directory_and_since_when(tmp_path):
 
 
 def test_nothing_is_left_of_a_lock_however_its_job_ended(tmp_path):
-  with locked(tmp_path / "task"):
+  with lock_task_directory(tmp_path / "task"):
     pass
-  with contextlib.suppress(KeyboardInterrupt), locked(tmp_path / "task"):
+  with contextlib.suppress(KeyboardInterrupt), lock_task_directory(tmp_path / "task"):
     raise KeyboardInterrupt
   assert list((tmp_path / "task").iterdir()) == []
 
@@ -79,7 +79,7 @@ def test_a_killed_job_s_lock_is_taken_over(tmp_path):
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == process.pid
-    with locked(tmp_path):
+    with lock_task_directory(tmp_path):
       assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
       refusal(tmp_path)
   assert not (tmp_path / LOCK).exists()
@@ -94,11 +94,11 @@ def test_another_host_s_lock_is_believed(tmp_path):
 
 
 def test_a_lock_that_somebody_removed_is_not_missed_and_its_follower_s_is_not_removed(tmp_path):
-  with locked(tmp_path):
+  with lock_task_directory(tmp_path):
     (tmp_path / LOCK).unlink()
-  with locked(tmp_path):
+  with lock_task_directory(tmp_path):
     (tmp_path / LOCK).unlink()
-    follower = locked(tmp_path)
+    follower = lock_task_directory(tmp_path)
     follower.__enter__()
   refusal(tmp_path)
   follower.__exit__(None, None, None)
@@ -109,7 +109,7 @@ def test_a_lock_that_somebody_removed_is_not_missed_and_its_follower_s_is_not_re
 def test_what_a_job_left_that_was_killed_while_it_wrote_stands_in_nobody_s_way(tmp_path_factory, content):
   directory = tmp_path_factory.mktemp("task")
   (directory / LOCK).write_bytes(content)
-  with locked(directory):
+  with lock_task_directory(directory):
     assert json.loads((directory / LOCK).read_text())["pid"] == os.getpid()
 
 
@@ -119,7 +119,7 @@ def test_of_many_that_try_again_and_again_one_is_in_at_a_time(tmp_path):
   def work():
     entries = 0
     while entries < 20:
-      with contextlib.suppress(AnystepError), locked(tmp_path):
+      with contextlib.suppress(AnystepError), lock_task_directory(tmp_path):
         inside.append(1)
         time.sleep(0.0002)
         overlaps.append(len(inside))
@@ -136,7 +136,7 @@ def test_of_many_that_try_again_and_again_one_is_in_at_a_time(tmp_path):
 
 def test_a_job_touches_nothing_of_a_task_that_another_is_at(tmp_path):
   other = small_tasks.task("small_free", sizes={"train": (1,)})
-  with registered(TASK, other), locked(tmp_path / TASK.name):
+  with registered(TASK, other), lock_task_directory(tmp_path / TASK.name):
     before = stamps_of(tmp_path / TASK.name)
     with pytest.raises(AnystepError, match="job_running"):
       run_job(tmp_path, tasks=f"{other.name},{TASK.name}")
@@ -152,17 +152,17 @@ def test_what_another_job_has_made_meanwhile_is_left_as_it_is(tmp_path, monkeypa
   @contextlib.contextmanager
   def locked_late(directory):
     shutil.copytree(elsewhere / TASK.name, directory)
-    with locked(directory):
+    with lock_task_directory(directory):
       yield
 
   with registered(TASK):
     run_job(elsewhere, tasks=TASK.name)
-    monkeypatch.setattr(job, "locked", locked_late)
+    monkeypatch.setattr(job, "lock_task_directory", locked_late)
     monkeypatch.setenv("SMALL_TASKS_LOG", str(log))
     capsys.readouterr()
     run_job(here, tasks=TASK.name)
     assert capsys.readouterr().out == f"{TASK.name}: the cache is complete, left as it is\n"
     assert not log.exists()
     # Nor does a complete cache keep anyone out.
-    with locked(here / TASK.name):
+    with lock_task_directory(here / TASK.name):
       run_job(here, tasks=TASK.name)

@@ -12,7 +12,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from job_runs import registered, run_job
 from seqio import beam_utils
 
-from anystep.cache_job.state.split_stats import SplitStats, merged_stats
+from anystep.cache_job.state.split_stats import SplitStats, merge_stats
 from anystep.caches.cache import open_cache
 from anystep.tasks.tensors import from_tensors
 
@@ -72,7 +72,7 @@ def ours(batches, *, char_counts):
     for tensors in dataset_of(numbers).ragged_batch(3):
       stats.add(from_tensors(tensors))
     documents.append(json.loads(json.dumps(stats.document())))
-  return {name: count for name, count in merged_stats(documents).items() if not name.endswith("_lengths")}
+  return {name: count for name, count in merge_stats(documents).items() if not name.endswith("_lengths")}
 
 
 def test_counts_of_several_workers_are_those_of_seqio():
@@ -102,7 +102,7 @@ def test_lengths_fall_into_bins_by_their_number_of_binary_digits():
   stats = SplitStats({}, char_counts=False)
   for length in lengths:
     stats.add(from_tensors({"x": tf.ones([1, length], tf.uint8)}))
-  assert merged_stats([stats.document()]) == {
+  assert merge_stats([stats.document()]) == {
     "examples": len(lengths),
     "x_lengths": {"0": 2, "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "1048576-2097151": 2},
   }
