@@ -259,7 +259,7 @@ def test_a_place_outside_is_refused(shared_file, place):
 def decoded_rows(monkeypatch):
   """The sizes of the batches that were decoded, by row group."""
   found = []
-  decode = parquet_rows.ParquetRows._decoded
+  decode = parquet_rows.ParquetRows._decode_group
 
   def seen(rows, group, *arguments, **named):
     sizes = []
