@@ -14,6 +14,7 @@ import os
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -107,7 +108,8 @@ def main(argv: list[str]) -> None:
   """Runs tries of attacks as lines of stdin, or the command line, name them."""
   known = ATTACKS | BROKEN
   with tempfile.TemporaryDirectory(prefix="anystep-attacks-") as folder:
-    os.environ["XDG_CACHE_HOME"] = f"{folder}/home"
+    home = pathlib.Path(folder, "home")
+    os.environ["XDG_CACHE_HOME"] = str(home)
     prepared: dict[str, Attempt] = {}
     for line in [" ".join(argv)] if argv else iter(sys.stdin.readline, ""):
       name, first, stop = line.rsplit(" ", 2)
@@ -115,8 +117,11 @@ def main(argv: list[str]) -> None:
         own = pathlib.Path(folder, str(len(prepared)))
         own.mkdir()
         module = importlib.import_module(f"attacks.{known[name].module}")
+        shutil.rmtree(home, ignore_errors=True)
         prepared[name] = module.prepare(own)
       for number in range(int(first), int(stop)):
+        # A unit table that one try made there would be taken by the next.
+        shutil.rmtree(home, ignore_errors=True)
         found = _try(prepared[name], Chance(name, number), known[name].limit_seconds)
         print(json.dumps({"try": number, **found}), flush=True)
 
