@@ -1,4 +1,4 @@
-"""What decided a task's cached examples (docs/order.md#the-fingerprint)."""
+"""Fingerprint of a task: what its cached examples depend on (docs/order.md#the-fingerprint)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anystep.tasks.vocabularies.files import watch_models
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
 from anystep.transforms.identity import describe
 
-# Of what follows; a cache of another version is read by the program that wrote it.
+# Of the fingerprint's form; a cache of another version is read by the program that wrote it.
 _VERSION = 1
 # The source of a cache whose examples another cache had.
 SEQIO_CACHE = "a cache by seqio_cache_tasks"
@@ -28,7 +28,10 @@ _LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorfl
 
 
 def cached_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callable]:
-  """What the cache job runs: what stands before the placeholder, all with `cache_at` end or without one."""
+  """Return the preprocessors of the cache job: those before the placeholder, or all.
+
+  All are meant with `cache_at="end"`, and where there is no placeholder.
+  """
   steps = list(task.preprocessors)
   places = [k for k, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
   if not places:
@@ -39,7 +42,7 @@ def cached_preprocessors(task: seqio.Task, cache_at: str) -> Sequence[Callable]:
 def reader_part(
   task: seqio.Task, *, cache_at: str, task_feature_lengths: Mapping[str, int] | None
 ) -> dict[str, Any]:
-  """What a reader's registered task must have in common with the one that was cached, as JSON.
+  """Return what a reader's registered task must have in common with the cached task, as JSON.
 
   Functions that a preprocessor merely calls are not covered.
 
@@ -60,7 +63,7 @@ def reader_part(
 def provenance_part(
   task: seqio.Task, *, seed: int, base_seed: int, seqio_cache: Sequence[str] | None = None
 ) -> dict[str, Any]:
-  """Where the examples came from and what made them, as JSON; nothing in it depends on the machine.
+  """Return where the examples came from and what made them, as JSON; nothing in it depends on the machine.
 
   Args:
     task: registered.
@@ -71,7 +74,7 @@ def provenance_part(
     source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
   else:
     source = {"source": SEQIO_CACHE, "source_arguments": {"files": _files(seqio_cache)}}
-  # Said of vocabularies that have files alone: other tasks' manifests are older than the words.
+  # Tasks without such files keep the form that their manifests had before vocabularies were recorded.
   digests = vocabulary_digests(task)
   of_vocabularies = {"vocabularies": digests} if digests else {}
   tokenizers = ("tokenizers",) if _uses_tokenizers(task) else ()
@@ -86,7 +89,7 @@ def provenance_part(
 
 
 def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = None) -> None:
-  """Refuses a registered task that would not make the cached examples.
+  """Refuse a registered task that would not make the cached examples.
 
   Args:
     task: registered.
@@ -116,17 +119,17 @@ def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = 
 
 
 def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
-  """Where the cached examples' origin differs from what the task names now: worth a word, not refused."""
+  """Return in what the cached examples' origin differs from the task's now, for people; None if the same."""
   cached = manifest.fingerprint.provenance
   is_adopted = cached.get("source") == SEQIO_CACHE
   now = provenance_part(
     task, seed=manifest.seed, base_seed=manifest.base_seed, seqio_cache=() if is_adopted else None
   )
   if is_adopted:
-    # Its files need not be there any more.
+    # The adopted files may be gone.
     now["source_arguments"] = cached.get("source_arguments")
   if "vocabularies" not in cached:
-    # The cache is older than the word; what its vocabularies hold is the reader part's.
+    # The cache is older than this key; the reader part has what its vocabularies hold.
     now.pop("vocabularies", None)
   difference = first_difference(cached, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
@@ -141,7 +144,7 @@ def fingerprint(
   base_seed: int,
   seqio_cache: Sequence[str] | None = None,
 ) -> Fingerprint:
-  """The task's fingerprint for its manifest."""
+  """Return the task's fingerprint for its manifest."""
   return Fingerprint(
     reader=reader_part(task, cache_at=cache_at, task_feature_lengths=task_feature_lengths),
     provenance=provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
@@ -149,7 +152,7 @@ def fingerprint(
 
 
 def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
-  """What a source reads, as far as its kind shows it; places on this machine are left out."""
+  """Return what a source reads, as far as its kind shows it, without paths of this machine."""
   if hasattr(source, "described"):
     return source.described()
   plain = {
@@ -171,12 +174,12 @@ def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
 
 
 def _files(paths: Sequence[str]) -> list[list[Any]]:
-  """Names and sizes, in the order in which they are read."""
+  """Return names and sizes of files, in bytes, in the order of reading."""
   return [[os.path.basename(path), epath.Path(path).stat().length] for path in paths]
 
 
 def first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
-  """The first item of two JSON documents that differs, by its path, and what each has there."""
+  """Return the path of the first item in which two JSON documents differ, and both values; None if equal."""
   if isinstance(cached, Mapping) and isinstance(now, Mapping):
     for key in sorted({*cached, *now}):
       difference = first_difference(cached.get(key), now.get(key), f"{path}.{key}".lstrip("."))

@@ -46,7 +46,7 @@ class _Number(str):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Entry:
-  """What somebody wrote of one part of a mixture; `place` says where, for errors."""
+  """One part of a mixture as it is written; `place` says where, for errors."""
 
   place: str
   name: str
@@ -55,7 +55,7 @@ class _Entry:
 
 
 def is_mixture_text(text: str) -> bool:
-  """Whether a mixture's name is none, but a file or a string of this module's.
+  """Return whether a text is a mixture's file or string, as this module reads them, and no name.
 
   >>> is_mixture_text("mixture.json"), is_mixture_text("cache/a,1;cache/b,2"), is_mixture_text("c4:v1")
   (True, True, False)
@@ -64,7 +64,7 @@ def is_mixture_text(text: str) -> bool:
 
 
 def read_mixture(text: str) -> FileMixture:
-  """Reads a mixture from the path of its JSON file, or from a string of `path,weight` joined by `;`.
+  """Read a mixture from the path of its JSON file, or from a string of `path,weight` joined by `;`.
 
   Raises:
     AnystepError: 66 `mixture_missing`; 78 `mixture_invalid` for what is neither; 78 `rates` for a weight that
@@ -125,13 +125,13 @@ def _of_string(text: str) -> Iterator[_Entry]:
 
 
 def _misspelled(entry: object) -> dict[str, str]:
-  """What was meant by a key that nobody knows, for an error."""
+  """Return an unknown key and the nearest known one, for an error."""
   unknown = sorted(entry.keys() - _KEYS) if isinstance(entry, dict) else []
   return {"unknown": unknown[0], "nearest": nearest(unknown[0], _KEYS)} if unknown else {}
 
 
 def _cache_at(entry: _Entry) -> tuple[str, str]:
-  """The root and the task's name of the cache that an entry's path is the directory of."""
+  """Return the root and the task's name of the cache in an entry's directory."""
   directory = epath.Path(entry.path)
   if _PATTERN.search(entry.path) or directory.is_file():
     raise _no_cache(entry, got="data files")
@@ -178,7 +178,7 @@ def _no_cache(entry: _Entry, *, got: str) -> AnystepError:
 
 
 def _roots(caches: list[tuple[str, str]]) -> tuple[str, ...]:
-  """Roots in an order in which the first that has a task's cache is the task's own.
+  """Return roots in an order in which the first that has a task's cache is the task's own.
 
   Raises:
     AnystepError: 78 `mixture_roots` where a root before it has another cache of a task.

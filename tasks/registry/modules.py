@@ -1,4 +1,4 @@
-"""Finding the tasks that a user registers."""
+"""The user's modules that register tasks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from anystep.errors import AnystepError, ExitCode, one_line
 
 
 def import_modules(names: Iterable[str]) -> None:
-  """Imports modules that register tasks, from the current directory first.
+  """Import modules that register tasks, from the current directory first.
 
   Raises:
-    AnystepError: 78 `module_import`, with what the import said.
+    AnystepError: 78 `module_import`, with the error of the import.
   """
   look_here_first()
   if "seqio" in sys.modules:
@@ -40,7 +40,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, Any]:
-  """The tasks that caches were made of, by name, as modules register them.
+  """Return the tasks that caches were made of, by name, as modules register them.
 
   Imports the modules, and with them SeqIO and TensorFlow.
 
@@ -50,7 +50,7 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
 
   Raises:
     AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
-      `task_changed` for one that is not the one that was cached.
+      `task_changed` for one that has changed since it was cached.
   """
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
@@ -73,7 +73,7 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
 
 
 def look_here_first() -> None:
-  """Makes the current directory the first place that modules are looked for in."""
+  """Make Python look for modules in the current directory first."""
   here = os.getcwd()
   if sys.path[:1] != [here]:
     sys.path.insert(0, here)

@@ -1,4 +1,4 @@
 """Our data for SeqIO's own callers, and SeqIO's converters and metrics for our trainer.
 
-Whoever has code for SeqIO finds here what takes its place.
+Code written for SeqIO finds the replacements here. Registration and reading of tasks belong elsewhere.
 """

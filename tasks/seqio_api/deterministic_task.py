@@ -21,7 +21,7 @@ from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
 SequenceLength = Mapping[str, Any]
 
-# Examples that TensorFlow is given at a time.
+# Number of examples that TensorFlow gets at a time.
 _ROWS_AT_A_TIME = 256
 
 

@@ -14,7 +14,7 @@ ModelOutput = seqio.metrics.ModelOutputType
 
 
 def check_metrics(task: seqio.Task, outputs: Collection[seqio.metrics.ModelOutputType]) -> None:
-  """Refuses a task with metrics of what the model does not give.
+  """Refuse a task with a metric of an output that the model does not give.
 
   Raises:
     AnystepError: 78 `metric_output`.
@@ -36,10 +36,10 @@ def compute_metrics(
   examples: Sequence[Mapping[str, np.ndarray]],
   outputs: Mapping[seqio.metrics.ModelOutputType, np.ndarray],
 ) -> dict[str, Any]:
-  """The task's metrics by name.
+  """Compute the task's metrics, by name.
 
   Args:
-    task: its metric functions and objects say what they take.
+    task: its metric functions and objects name the outputs that they take.
     examples: features of each example after all preprocessors, in order.
     outputs: `PREDICTION` `(examples, length)` token ids, `SCORE` `(examples,)`, in the same order.
 
@@ -77,7 +77,7 @@ def compute_metrics(
 def _computed(
   metric: Any, task: seqio.Task, examples: Sequence[Mapping[str, np.ndarray]], outputs: np.ndarray
 ) -> Mapping[str, Any]:
-  """A metric's values by name."""
+  """Compute a metric's values, by name."""
   computed = metric.from_model_output(examples, outputs, task.output_features, "targets")
   if isinstance(computed, seqio.metrics.CollectingMetric):
     values, _ = computed.actual_compute(examples, task.output_features, "targets")
@@ -86,7 +86,7 @@ def _computed(
 
 
 def _metric_name(task: seqio.Task, place: int) -> str:
-  """The name of the task's metric at a place of its metric objects."""
-  # Those of functions, which have no name, are the last.
+  """Return the name of the task's metric at a place of its metric objects."""
+  # Objects of metric functions have no name and come last.
   metric = [*task.metric_objs[: -len(task.metric_fns) or None], *task.metric_fns][place]
   return getattr(metric, "__name__", "") or seqio.utils.function_name(metric) or type(metric).__name__

@@ -1,4 +1,4 @@
-"""What is read of each step as a tf.data.Dataset whose state is the step."""
+"""Datasets of tf.data that read step by step; their only state is the step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import tensorflow as tf
 from anystep.features.converters import Rows
 from anystep.features.ragged import Ragged
 
-# At the process's end: how long reads have to be absent, and how long that is waited for.
+# When the process ends: how long no read may begin, and how long to wait for that.
 _QUIET_SECONDS, _PATIENCE_SECONDS = 0.05, 10.0
 
 
 def steps_dataset(read: Callable[[int], Rows], form: Rows, *, steps: range) -> tf.data.Dataset:
-  """What is read of each step as a tf.data.Dataset, a `Ragged` as a RaggedTensor.
+  """Return a dataset with one element for each step; a `Ragged` becomes a RaggedTensor.
 
   All its state is the step, so that tf.data's checkpoints are exact.
 
   Args:
     read: a function of the step alone; may be called by several threads.
-    form: any rows that it might have read.
-    steps: which steps.
+    form: any rows that `read` might return.
+    steps: the steps to read.
   """
   gate = _gate()
   forms = sorted(form.items())
@@ -62,14 +62,14 @@ def steps_dataset(read: Callable[[int], Rows], form: Rows, *, steps: range) -> t
 
 
 def _flat(feature: Ragged | np.ndarray) -> list[np.ndarray]:
-  """A feature's values, and of ragged rows how long they are, the innermost first."""
+  """Return a feature's values, and the lengths of ragged rows, the innermost first."""
   return [*_flat(feature.values), feature.lengths] if isinstance(feature, Ragged) else [feature]
 
 
 class _Gate:
-  """What TensorFlow's threads go through to read: it closes before the interpreter ends.
+  """Gate for TensorFlow's threads that read; it closes before the interpreter ends.
 
-  A thread that asks for Python after that would never return, and the process, that waits for it, not end.
+  A thread that asked for Python after that would never return, and the process would wait for it for ever.
   """
 
   def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Gate:
       self._inside -= 1
 
   def close(self) -> None:
-    """Refuses further reads, and waits until nobody reads or tries to."""
+    """Refuse further reads, and wait until no thread reads or tries to."""
     self._closed = True
     deadline = time.monotonic() + _PATIENCE_SECONDS
     seen = -1
@@ -100,7 +100,7 @@ class _Gate:
 
 @functools.cache
 def _gate() -> _Gate:
-  """The process's one."""
+  """Return the gate of the process."""
   gate = _Gate()
   atexit.register(gate.close)
   return gate

@@ -1,6 +1,6 @@
 """A run's data: from caches, from files as they are, or straight from the source.
 
-What batches are made of is the library's; this room decides which, and what of it a checkpoint keeps.
+This room decides which data a run takes and what a checkpoint keeps of it. The library makes the batches.
 """
 
 from anystep.lazy import lazy_names

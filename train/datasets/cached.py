@@ -41,7 +41,7 @@ class Dataset:
   """A task, or the tasks of a mixture, with their caches, found and checked: a `RunDataset`.
 
   Attributes:
-    config: what was asked for.
+    config: the configuration.
     cached: the tasks, their caches and rates.
     cache_dirs: the roots that the caches were found in.
   """
@@ -204,7 +204,7 @@ class PlannedDataset:
     )
 
   def evaluation_batches(self) -> Iterator[EvaluationBatch]:
-    """All rows of a plan that ends, in its order."""
+    """Yield all rows of a plan that ends, in its order."""
     assert self.plan.num_steps is not None, "an evaluation ends"
     with self.open_stream() as stream:
       for step in range(self.plan.num_steps):
@@ -243,13 +243,13 @@ def _open_cache(task: seqio.Task, roots: Sequence[str], config: DatasetConfig) -
 
 
 def _terms(plan: Plan) -> dict[str, object]:
-  """What a plan and a configuration both say, and no change of plan changes."""
+  """Return what a plan and a configuration both say and no change of a plan changes."""
   names = ("split", "seed", "num_epochs", "feature_lengths", "epoch_policy", "packing", "rate_unit")
   return {name: getattr(plan, name) for name in names}
 
 
 def _past(plan: Plan, step: int) -> dict[str, object]:
-  """What decided the batches before a step."""
+  """Return what decided the batches before a step."""
   segments = [s for s in plan.segments if s.start_step < step]
   names = sorted({name for segment in segments for name in segment.tasks})
   return {
@@ -269,7 +269,7 @@ def _unknown_transforms_text(names: Sequence[str], still: Sequence[str]) -> str:
 
 
 def _with_known_transforms(plan: Plan, before: Plan, fix: str) -> Plan:
-  """A plan with what the one before knows of transforms where it does not know itself.
+  """Return a plan with the transforms that it does not know and the plan before it does.
 
   Raises:
     AnystepError: 76 `resume_contract` where both know and differ.

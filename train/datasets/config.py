@@ -1,4 +1,4 @@
-"""Which data a gin file names, and the registered tasks behind the name."""
+"""Configuration of a run's data in a gin file, and the registered tasks that it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anystep.tasks.registry.named_tasks import NamedTasks, find_named_tasks, fin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-  """Which data, in what form.
+  """Configuration of data and of its form.
 
   Attributes:
     mixture_or_task_name: a registered task or mixture, whose rates are its own; or a mixture of caches, as
@@ -29,13 +29,13 @@ class DatasetConfig:
       other sources examples come as SeqIO gives them, and no plan knows which.
     split: the split's name.
     seed: keys later epochs' order and the draws at reading.
-    num_epochs: after how many epochs the data ends; None for never.
-    epoch_policy: how epochs are ordered: `reshuffle`, `same` or `global`; None for what suits the caches.
-    packing: how many examples share a row: `none`, `greedy` or `best_fit`.
+    num_epochs: number of epochs after which the data ends; None for no end.
+    epoch_policy: order of epochs: `reshuffle`, `same` or `global`; None for the default of the caches.
+    packing: policy by which examples share a row: `none`, `greedy` or `best_fit`.
     module: module or modules to import, which register the task.
     prefetch_batches: batches made ahead in the background.
-    plan: a plan's JSON file to go by, which begins as what is said here and then changes; made with
-      `anystep-data plan`. None for no changes but those that the checkpoint knows of.
+    plan: JSON file of a plan, made with `anystep-data plan`, that starts with this configuration and changes
+      it later. None for no changes but those of the checkpoint.
   """
 
   mixture_or_task_name: str
@@ -78,14 +78,14 @@ class DatasetConfig:
 
   @property
   def cache_dirs(self) -> tuple[str, ...]:
-    """The roots as a tuple."""
+    """Cache directories as a tuple."""
     if self.cache_dir is None:
       return ()
     return (self.cache_dir,) if isinstance(self.cache_dir, str) else tuple(self.cache_dir)
 
   @property
   def modules(self) -> tuple[str, ...]:
-    """The modules as a tuple."""
+    """Modules as a tuple."""
     if self.module is None:
       return ()
     return (self.module,) if isinstance(self.module, str) else tuple(self.module)
@@ -135,7 +135,7 @@ def find_planned_task(name: str) -> seqio.Task:
 
 
 def check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:
-  """Refuses lengths that lack a feature which a task has to have.
+  """Refuse lengths that lack a required feature of a task.
 
   Raises:
     AnystepError: 78 `feature_length`.

@@ -1,4 +1,4 @@
-"""What a run keeps of its data beside each checkpoint: a plan, or that there is none."""
+"""State of a run's data, kept beside each checkpoint: a plan, or a note that there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anystep.limits import (
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import Plan
 
-# Of a run's data there is one of these, which says whether it is exact.
+# A run has one of these files; its name says whether the data is exact.
 DATA_FILES = (DATA_PLAN, DATA_UNCACHED)
 _VERSION = 1
 # How a run's data comes, for errors.
@@ -32,10 +32,10 @@ _PLANNED, _UNCACHED = "with a plan of its examples", "straight from its source"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UncachedState:
-  """Of data that comes straight from its source: what was asked for, and nothing of where it stands.
+  """State of data that comes straight from its source: its configuration, without a position.
 
   Attributes:
-    mixture_or_task_name, split, batch_size, seed, feature_lengths, packing: as the configuration has them.
+    mixture_or_task_name, split, batch_size, seed, feature_lengths, packing: see `DatasetConfig`.
   """
 
   mixture_or_task_name: str
@@ -57,17 +57,17 @@ class UncachedState:
 
   @property
   def num_steps(self) -> None:
-    """Nobody knows before when the data ends."""
+    """None: the end of the data is not known before."""
     return None
 
   def to_json(self) -> str:
-    """The file's text."""
+    """Return the file's text."""
     document = {"version": _VERSION, "exact": False, **dataclasses.asdict(self)}
     return canonical_json(document, indent=1) + "\n"
 
   @classmethod
   def from_json(cls, text: str | bytes, *, path: object = DATA_UNCACHED) -> UncachedState:
-    """Reads the file's text.
+    """Read the file's text.
 
     Raises:
       AnystepError: 65 `data_uncached_invalid`.
@@ -90,12 +90,12 @@ DataState = Plan | UncachedState
 
 
 def file_name(state: DataState) -> str:
-  """The name of a state's file."""
+  """Return the name of a state's file."""
   return DATA_PLAN if isinstance(state, Plan) else DATA_UNCACHED
 
 
 def read_state(path: epath.Path) -> DataState:
-  """The state in a file of one of `DATA_FILES`' names.
+  """Read the state in a file of one of `DATA_FILES`' names.
 
   Raises:
     AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `data_uncached_invalid`.
@@ -110,7 +110,7 @@ def read_state(path: epath.Path) -> DataState:
 
 
 def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None:
-  """Writes the state that a run goes on with from a step; another one that was given up is kept.
+  """Write the state that a run goes on with from a step; rename the file of a different earlier one.
 
   Raises:
     AnystepError: 65 `plan_invalid`, `data_uncached_invalid` where no file stands at a state's name.
@@ -121,14 +121,14 @@ def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None
   for name in DATA_FILES:
     path = directory / name
     before = _content(path)
-    # One that was damaged is another one too.
+    # A damaged file is different too.
     if before is not None and (name != own or before != content):
       path.replace(directory / f"{path.stem}_until_step_{step}.json")
   storage.put(directory / own, content)
 
 
 def _content(path: epath.Path) -> bytes | None:
-  """The bytes of a state's file; None where there is none."""
+  """Read the bytes of a state's file; None if there is none."""
   try:
     return read_file(path, limit_bytes=MAX_JSON_BYTES)
   except FileNotFoundError:
@@ -139,7 +139,7 @@ def _content(path: epath.Path) -> bytes | None:
 
 
 def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:
-  """Refuses data that is not what a run began with.
+  """Refuse data that differs from what a run began with.
 
   Raises:
     AnystepError: 76 `resume_contract` with the first field that differs.

@@ -1,4 +1,4 @@
-"""Finding a run's data: in caches, in files that are read in place, or straight from their sources."""
+"""A run's datasets, found in caches, in files that are read in place, or straight from their sources."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from anystep.train.datasets.config import DatasetConfig, find_configured_name, f
 from anystep.train.datasets.run_data import RunDataset
 from anystep.train.datasets.uncached import UncachedDataset
 
-# Below a run's directory: descriptions of files that it reads in place.
+# Folder of a run's directory with descriptions of files that it reads in place.
 INDEX_FOLDER = "as_is"
-# Of anystep-cache: these files, or their names, are not such as can be read in place. (Damaged ones are
-# damaged however they are read.)
+# Exit codes of anystep-cache for files, or names, that cannot be read in place. Damaged files are not meant:
+# no other way of reading helps them.
 _REFUSALS = (ExitCode.CONFIG, ExitCode.UNSAFE)
 
 
 def find_datasets(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[RunDataset]:
-  """What configurations name, one after the other, found and checked.
+  """Find and check the dataset of each configuration.
 
   With `use_cached=False`, files with random access are described below model_dir, by `anystep-cache
   --index_only`, where neither it nor a cache directory has their description yet.
@@ -63,7 +63,7 @@ def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> 
 
 
 def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
-  """The command lines that describe files which are read in place and are not described yet.
+  """Return the command lines that describe files which are read in place and not described yet.
 
   Raises:
     AnystepError: as `find_configured_tasks`.
@@ -80,7 +80,7 @@ def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLik
 
 
 def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
-  """The command lines that make the caches that configurations need and that are not there.
+  """Return the command lines that make the missing caches of configurations.
 
   Raises:
     AnystepError: 78 `use_cached` where no cache is to be used; as `find_configured_tasks`.
@@ -103,7 +103,7 @@ def _missing(named: NamedTasks, config: DatasetConfig, roots: Sequence[str]) -> 
 
 
 def _described(named: NamedTasks, config: DatasetConfig) -> str | None:
-  """The root among the cache directories where all tasks' files are described as they are."""
+  """Return the first cache directory where all tasks' files are described as they are; None if none."""
   for root in config.cache_dirs:
     if all(_is_described(root, name, config.split) for name in named.tasks):
       return root
@@ -117,7 +117,7 @@ def _is_described(root: str, task: str, split: str) -> bool:
 
 
 def _why_not_in_place(named: NamedTasks, config: DatasetConfig) -> str | None:
-  """Why no plan can say which examples of the tasks come; None where one may."""
+  """Return why no plan can say which examples of the tasks come; None if one can."""
   for name, task in named.tasks.items():
     if not sources.random_access(task.source):
       return f"the source of {name}, a {type(task.source).__name__}, has no random access"

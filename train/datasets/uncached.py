@@ -26,14 +26,14 @@ from anystep.train.datasets.data_state import (
 )
 from anystep.train.datasets.run_data import EvaluationBatch
 
-# Examples whose packs are found together.
+# Number of examples that are packed together.
 _PACKED_EXAMPLES = 1024
-# Of TensorFlow's texts, which can have stacks in them.
+# Limit of TensorFlow's texts, which can contain stacks.
 _MAX_ERROR_CHARACTERS = 500
 
 
 def restart_seed(state: UncachedState, step: int) -> int:
-  """SeqIO's seed for a run that starts, or goes on, with a step: each start has an order of its own."""
+  """Return SeqIO's seed for a start of a run at a step: each start has an order of its own."""
   name = state.mixture_or_task_name
   return int(round_keys("restart", name, state.split, state.seed, step)[0]) % (1 << 31)
 
@@ -43,8 +43,8 @@ class UncachedDataset:
   """A task, or a mixture, whose preprocessors run while it is trained on: a `RunDataset`.
 
   Attributes:
-    config: what was asked for.
-    tasks: by name.
+    config: the configuration.
+    tasks: registered tasks, by name.
     registered: the task or mixture.
     reason: why its examples are not read in place, by a plan.
   """
@@ -131,17 +131,17 @@ class UncachedData:
 
   @property
   def batch_sizes(self) -> list[int]:
-    """The one there is."""
+    """The only batch size."""
     return [self.state.batch_size]
 
   @property
   def num_examples(self) -> None:
-    """Preprocessors may drop or make some."""
+    """None: preprocessors may drop or make examples."""
     return None
 
   @property
   def caveat(self) -> str:
-    """What is lost without a plan."""
+    """What a run loses without a plan."""
     name = self.state.mixture_or_task_name
     return (
       f"USE_CACHED_TASKS = False, and {self.dataset.reason}: {name} is trained on straight from its source,"
@@ -150,7 +150,7 @@ class UncachedData:
     )
 
   def open_stream(self, rows: tuple[int, int] = (0, 1)) -> UncachedStream:
-    """Batches of shuffled examples; a host's are of its own share of the source.
+    """Open batches of shuffled examples; each host reads its own share of the source.
 
     Raises:
       AnystepError: 78 `rows` where hosts cannot share a batch.
@@ -183,7 +183,7 @@ class UncachedData:
     record_state(model_dir, self.state, step)
 
   def evaluation_batches(self) -> Iterator[EvaluationBatch]:
-    """Every example once, in the source's order."""
+    """Yield every example once, in the source's order."""
     batch_size = self.state.batch_size
     for examples in self.batches(self.examples(num_epochs=1), batch_size):
       converted = self.converter(examples, self.state.feature_lengths)
@@ -198,7 +198,7 @@ class UncachedData:
     num_epochs: int | None = None,
     shard_info: seqio.ShardInfo | None = None,
   ) -> tf.data.Dataset:
-    """What SeqIO gives; by default in the source's order, under the configuration's seed.
+    """Return SeqIO's dataset; by default in the source's order, with the configuration's seed.
 
     Raises:
       AnystepError: 78 `source_refused`, with what SeqIO or the source says.
@@ -227,7 +227,7 @@ class UncachedData:
       ) from error
 
   def batches(self, examples: tf.data.Dataset, size: int, *, drop_remainder: bool = False) -> Iterator[Batch]:
-    """Some examples at a time.
+    """Yield batches of `size` examples.
 
     Raises:
       AnystepError: 65 `source_failed`, with what TensorFlow says.
@@ -251,7 +251,7 @@ class UncachedData:
       yield from_tensors(tensors)
 
   def packs(self, batch: Batch) -> tuple[Batch, np.ndarray | None]:
-    """Examples in the order of the rows that they share, and how many each row has; None where none share."""
+    """Return examples in the order of their rows, and how many each row has; None without packing."""
     if self.state.packing == PackingPolicy.NONE:
       return batch, None
     features = {
@@ -265,7 +265,7 @@ class UncachedData:
     return {name: _in_order(feature, order) for name, feature in features.items()}, np.diff(starts)
 
   def _rows(self, examples: tf.data.Dataset, size: int) -> Iterator[Rows]:
-    """The model's features, as many rows at a time."""
+    """Yield the model's features, `size` rows at a time."""
     packed = self.state.packing != PackingPolicy.NONE
     rest: Rows = {}
     for batch in self.batches(examples, _PACKED_EXAMPLES if packed else size, drop_remainder=not packed):
@@ -280,11 +280,11 @@ class UncachedData:
 
 
 class UncachedStream(Iterator[Rows]):
-  """Batches that begin anew wherever they are sought.
+  """Batches that begin anew at each `seek`.
 
   Args:
-    batches: begins them for a run that goes on with a step.
-    rows: the numbers of the rows that they have of a whole batch.
+    batches: returns the batches of a start at a step.
+    rows: numbers of this host's rows in a whole batch, `(rows,) int64`.
   """
 
   def __init__(self, batches: Callable[[int], Iterator[Rows]], rows: np.ndarray):
@@ -311,17 +311,17 @@ class UncachedStream(Iterator[Rows]):
     return batch
 
   def seek(self, step: int) -> None:
-    """Makes `step` the next one, with the data from its beginning, in that step's own order."""
+    """Make `step` the next one, with the data from its beginning, in that step's own order."""
     self.close()
     self.step = step
 
   def rows_at(self, step: int) -> np.ndarray:
-    """The rows of any step's batch that this stream makes, `(rows,) int64`."""
+    """Return the rows of any step's batch that this stream makes, `(rows,) int64`."""
     del step
     return self._rows
 
   def close(self) -> None:
-    """Lets go of what was read ahead."""
+    """Drop what was read ahead."""
     self._iterator = None
 
   def __enter__(self) -> UncachedStream:
@@ -337,7 +337,7 @@ def _in_order(feature: Ragged, order: np.ndarray) -> Ragged:
 
 
 def _filled(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
-  """Rows, and zeros after them where there are fewer than a batch has."""
+  """Return rows, filled with zeros to a whole batch."""
   assert isinstance(rows, np.ndarray), "a model's features are dense"
   filled = make_padding((len(real), *rows.shape[1:]), rows.dtype)
   filled[: len(rows)] = rows
