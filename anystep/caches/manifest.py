@@ -251,7 +251,7 @@ class Manifest:
 
   @property
   def has_offsets(self) -> bool:
-    """Whether readers need a table beside each shard to find or check its records."""
+    """True where readers need a table beside each shard, to find or check its records."""
     return self.container in (TFRECORD, PARQUET)
 
   @property

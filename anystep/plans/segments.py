@@ -18,7 +18,7 @@ from anystep.whole_numbers import INT64_MAX
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentTask:
-  """A task's part in a segment: its rate, its stripes per period, and the unit it starts with."""
+  """A task's part in a segment: its rate, its stripes per period, and its first unit."""
 
   rate: str
   quota: int
@@ -45,7 +45,7 @@ class Segment:
     batch_size: B, rows of a batch over all hosts. lanes: M, a divisor of B.
     first_stripe: the stripe of the mixture's endless sequence that the first step begins with.
     tasks: the mixture, by name.
-    reason: why it is here, for people.
+    reason: why the data changes here, for people.
   """
 
   start_step: int
@@ -64,12 +64,12 @@ class Segment:
       tasks=all(map(is_name, self.tasks)) and any(task.quota for task in self.tasks.values()),
       reason=isinstance(self.reason, str),
     )
-    # Refuses quotas that no rates give.
+    # Raises for quotas that no rates give.
     Mixing.of_quotas(self.quotas)
 
   @property
   def mixing(self) -> Mixing:
-    """Which task each stripe goes to; its names are the segment's tasks in order."""
+    """The sequence of tasks that stripes go to; its names are the segment's tasks in order."""
     return Mixing.of_quotas(self.quotas)
 
   @property
@@ -79,28 +79,28 @@ class Segment:
 
   @property
   def stripes_per_step(self) -> int:
-    """G: stripes of M units that make a batch."""
+    """G, the number of stripes in a batch; a stripe is M units."""
     return self.batch_size // self.lanes
 
   @cached_property
   def largest_step(self) -> int:
-    """The last step whose units and stripes, and those that follow them, are numbers that int64 holds."""
+    """The last step whose units and stripes, and those right after them, fit in int64."""
     return self.largest_step_within(INT64_MAX)
 
   def largest_step_within(self, limit: int) -> int:
-    """The last step by whose end no stripe, unit or step is above a limit, with a few stripes to spare.
+    """Return the last step by whose end no stripe, unit or step is above a limit, or a few stripes less.
 
-    Of m stripes since the first, a task has at most a m / P + 2, whatever the mixture began with.
+    A task has at most a m / P + 2 of the first m stripes, wherever the mixture begins.
     """
     mixing, most_stripes = self.mixing, limit - self.first_stripe
     for name, quota in zip(mixing.names, mixing.quotas.tolist(), strict=True):
-      own_stripes = (limit - self.tasks[name].first_unit) // self.lanes - 2
+      task_stripes = (limit - self.tasks[name].first_unit) // self.lanes - 2
       if quota:
-        most_stripes = min(most_stripes, own_stripes * mixing.period // quota)
+        most_stripes = min(most_stripes, task_stripes * mixing.period // quota)
     return min(self.start_step + max(most_stripes, 0) // self.stripes_per_step, limit) - 1
 
   def check_step(self, step: int, *, limit: int = INT64_MAX) -> None:
-    """Refuses a step after the largest.
+    """Refuse a step after the largest.
 
     Raises:
       AnystepError: 78 `step_too_large`.
@@ -116,7 +116,7 @@ class Segment:
       )
 
   def rows(self, step: int, wanted: np.ndarray | None = None) -> SegmentRows:
-    """The rows of a step of this segment, were its data endless; all of them or those wanted.
+    """Return the rows of a step as if the segment never ended: all of them, or those wanted.
 
     Raises:
       AnystepError: 78 `step_too_large`.
@@ -135,7 +135,7 @@ class Segment:
     return SegmentRows(task[stripe], unit[stripe] + lane, stripe)
 
   def units_at(self, step: int) -> dict[str, int]:
-    """The next unit of each task at a step of this segment, or where the next one starts.
+    """Return the next unit of each task at a step of this segment, or at the start of the next segment.
 
     Raises:
       AnystepError: 78 `step_too_large`.
@@ -150,7 +150,7 @@ class Segment:
     }
 
   def standing_at(self, step: int, *, start_step: int, reason: str) -> Segment:
-    """A segment from start_step on whose rows are those that this one has from `step` on."""
+    """Return a segment from start_step on, whose rows are those of this one from `step` on."""
     units = self.units_at(step)
     stripe = self.first_stripe + (step - self.start_step) * self.stripes_per_step
     return dataclasses.replace(
@@ -162,7 +162,11 @@ class Segment:
     )
 
   def end(self, last_units: Mapping[str, int]) -> tuple[int, int]:
-    """(step, its stripe) right after the first stripe by which a task has given all units below its last."""
+    """Return (step, its stripe) right after the first stripe that completes the units of some task.
+
+    Args:
+      last_units: by task, the unit after its last one.
+    """
     mixing = self.mixing
     before = mixing.counts(self.first_stripe)
     stripes = []
@@ -177,22 +181,22 @@ class Segment:
     return self.start_step + steps, stripe
 
   def when(self, name: str, unit: int) -> tuple[int, int] | None:
-    """(step, row) of a task's unit, were the segment endless; None for one that no step of it gives."""
+    """Return (step, row) of a task's unit as if the segment never ended; None for one that it never has."""
     task = self.tasks.get(name)
     if task is None or unit < task.first_unit or not task.quota:
       return None
     mixing = self.mixing
     k = mixing.names.index(name)
     given, lane = divmod(unit - task.first_unit, self.lanes)
-    own_stripe = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
-    steps, stripe = divmod(own_stripe, self.stripes_per_step)
+    stripes = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
+    steps, stripe = divmod(stripes, self.stripes_per_step)
     if self.start_step + steps > self.largest_step:
       return None
     return self.start_step + steps, lane * self.stripes_per_step + stripe
 
 
 def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
-  """M, so that a lane reads one residue class of the shards of every task that has more than one.
+  """Return M, so that a lane reads one residue class of shards of every task with more than one shard.
 
   >>> default_lanes(256, [64]), default_lanes(256, [64, 48, 1]), default_lanes(16, [64, 48])
   (64, 8, 1)
@@ -206,7 +210,7 @@ def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
 
 
 def _times_seen(values: np.ndarray) -> np.ndarray:
-  """How often each value stood before in the array: `(n,) int64`.
+  """Return how many earlier entries of the array equal each entry: `(n,) int64`.
 
   >>> _times_seen(np.array([2, 0, 2, 2]))
   array([0, 0, 1, 2])

@@ -1,4 +1,4 @@
-"""Tombstones: examples that keep their rows, and from a step on are no longer learned from."""
+"""Tombstones: examples that keep their rows, but have no loss from a step on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAXTEXT_SEGMENTS = "targets_segmentation"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TombstoneList:
-  """Examples of one cache, as a file says them: what `Plan.tombstone` takes up.
+  """Examples of one cache, as a file lists them for `Plan.tombstone`.
 
   Attributes:
     task, split, manifest_sha256: the cache.
@@ -51,14 +51,14 @@ class TombstoneList:
 
   @classmethod
   def of(cls, cache: Cache, indices: Iterable[int], *, reason: str = "tombstone") -> TombstoneList:
-    """A list of examples of a cache.
+    """Return a list of examples of a cache.
 
     Raises:
       AnystepError: 64 `index` for one that the cache does not have, or none at all.
     """
-    found, num_examples = sorted(set(indices)), cache.manifest.num_examples
-    outside = [index for index in found if not 0 <= index < num_examples]
-    if outside or not found:
+    listed, num_examples = sorted(set(indices)), cache.manifest.num_examples
+    outside = [index for index in listed if not 0 <= index < num_examples]
+    if outside or not listed:
       raise AnystepError(
         ExitCode.USAGE,
         "index",
@@ -69,11 +69,11 @@ class TombstoneList:
       )
     m = cache.manifest
     return cls(
-      task=m.task, split=m.split, manifest_sha256=cache.manifest_sha256, indices=found, reason=reason
+      task=m.task, split=m.split, manifest_sha256=cache.manifest_sha256, indices=listed, reason=reason
     )
 
   def check_indices(self, cache: Cache) -> None:
-    """Refuses examples that the list's cache does not have.
+    """Refuse examples that the list's cache does not have.
 
     Raises:
       AnystepError: 65 `tombstones_invalid`.
@@ -89,12 +89,12 @@ class TombstoneList:
       )
 
   def to_json(self) -> str:
-    """The file's text."""
+    """Return the file's text."""
     return canonical_json({"version": LIST_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
 
   @classmethod
   def read(cls, path: epath.PathLike) -> TombstoneList:
-    """Reads a list's file.
+    """Return the list of a file.
 
     Raises:
       AnystepError: 66 `tombstones_missing`; 65 `tombstones_invalid`.
@@ -115,7 +115,7 @@ class TombstoneList:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tombstones:
-  """What a plan says of them: from start_step on, these examples, by task and index, have no loss weight."""
+  """A plan's entry: from start_step on, these examples, by task and index, have no loss weight."""
 
   start_step: int
   indices: Mapping[str, Sequence[int]]
@@ -132,7 +132,7 @@ class Tombstones:
 
 
 class SilentSteps:
-  """Since when each example has no loss weight.
+  """The first step without loss weight of each example.
 
   Args:
     tombstones: a plan's.
@@ -147,7 +147,7 @@ class SilentSteps:
           first[index] = min(entry.start_step, first.get(index, entry.start_step))
 
   def since(self, task: str, indices: np.ndarray) -> np.ndarray:
-    """The first step without loss of each of a task's examples: `(n,) int64`, `NEVER` where there is none."""
+    """Return the first step without loss of each of a task's examples: `(n,) int64`, `NEVER` for none."""
     known, steps = self._sorted.get(task, (np.zeros(0, np.int64),) * 2)
     if not known.size:
       return np.full(len(indices), NEVER)
@@ -155,7 +155,7 @@ class SilentSteps:
     return np.where(known[place] == indices, steps[place], NEVER)
 
   def items(self) -> Iterator[tuple[str, int, int]]:
-    """(task, index, first step without loss) of each example that has one, tasks and indices ascending."""
+    """Yield (task, index, first step without loss) of each example with a tombstone, in ascending order."""
     for task in sorted(self._first, key=str.encode):
       for index, step in sorted(self._first[task].items()):
         yield task, index, step
@@ -169,7 +169,7 @@ class SilentSteps:
 
 
 def without_loss(rows: Rows, silent: np.ndarray, counts: np.ndarray | None = None) -> Rows:
-  """Rows whose loss weights are 0 where silent examples are; nothing else differs.
+  """Return rows whose loss weights are 0 where silent examples are; nothing else differs.
 
   Args:
     rows: the model's features: loss weights are those named `…_loss_weights`, beside `…_segment_ids` where
@@ -201,9 +201,9 @@ def without_loss(rows: Rows, silent: np.ndarray, counts: np.ndarray | None = Non
     else:
       row = np.repeat(np.arange(len(counts)), counts)[silent]
       segment = (np.arange(len(silent)) - np.repeat(np.cumsum(counts) - counts, counts))[silent] + 1
-      own = np.zeros((len(counts), int(counts.max()) + 1), bool)
-      own[row, segment] = True
-      changed[name][np.take_along_axis(own, np.asarray(rows[segments], np.int64), axis=1)] = 0
+      is_silent = np.zeros((len(counts), int(counts.max()) + 1), bool)
+      is_silent[row, segment] = True
+      changed[name][np.take_along_axis(is_silent, np.asarray(rows[segments], np.int64), axis=1)] = 0
   return changed
 
 

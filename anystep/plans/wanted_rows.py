@@ -16,7 +16,7 @@ _FIX = "give rows as a slice, row numbers, a bool for each row of a batch, or (h
 def rows_by_batch_size(
   rows: slice | Iterable[int] | tuple[int, int], batch_sizes: Iterable[int]
 ) -> dict[int, np.ndarray]:
-  """The row numbers wanted of a batch of each size, `(rows,) int64`.
+  """Return the row numbers wanted of a batch, `(rows,) int64`, by batch size.
 
   Raises:
     AnystepError: 78 `rows`.
@@ -28,7 +28,7 @@ def rows_by_batch_size(
     except (TypeError, ValueError) as error:
       raise _wrong_rows(rows, expected="a slice of row numbers") from error
   if not isinstance(rows, tuple):
-    # An iterator can be gone through but once.
+    # An iterator gives its rows only once.
     listed = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, np.ndarray) else rows
     return {size: checked_rows(listed, size) for size in sizes}
   if len(rows) != 2 or not all(map(is_whole_number, rows)):
@@ -46,10 +46,10 @@ def rows_by_batch_size(
 
 
 def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
-  """Row numbers of a batch as `int64`; of a mask with a bool for each row, where it is true.
+  """Return row numbers of a batch as `int64`; for a mask with a bool for each row, where it is true.
 
   Raises:
-    AnystepError: 78 `rows` for a row that a batch does not have, and for what is neither.
+    AnystepError: 78 `rows` for a row that a batch does not have, and for other values.
   """
   expected = f"0 to {batch_size - 1}"
   try:
@@ -67,7 +67,7 @@ def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarra
   if outside.size:
     raise _wrong_rows(repr(outside.tolist()), expected=expected)
   if len(numbers) == batch_size > 2 and numbers.max() <= 1:
-    # Meant as a mask, they would be the first two rows again and again.
+    # Probably a mask of 0 and 1: as row numbers they would be the first two rows again and again.
     raise _wrong_rows(repr(numbers.tolist()[:20]), expected="row numbers, or a mask of bools")
   return numbers
 

@@ -1,4 +1,4 @@
-"""Batches: what a plan says, read, transformed, converted, and made ahead of need.
+"""Batches: the plan's rows, read, transformed, converted, and made ahead of need.
 
-Faces for other loaders stand here too. What decides a batch is the plan's.
+Adapters for other loaders are here too. The plan decides what is in a batch.
 """

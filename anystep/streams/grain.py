@@ -1,4 +1,4 @@
-"""Streams and plans as Grain sees them. Needs grain, which the library does not install."""
+"""Streams and plans as Grain datasets. Needs grain, which the library does not install."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELD_STEPS = 8
 class StreamDataset(grain.IterDataset):
   """A plan's batches as a Grain dataset: `.map`, `.mp_prefetch` and Grain's checkpoints work on it.
 
-  Worker processes of `mp_prefetch` share the steps out, so any number of them gives the same batches.
+  Worker processes of `mp_prefetch` divide the steps among them, so any number of them gives the same batches.
 
   Args:
     plan, cache_dirs: as `anystep.open_stream` takes them.
@@ -37,7 +37,7 @@ class StreamDataset(grain.IterDataset):
     self._first_step, self._stride = 0, 1
 
   def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-    """Gives this copy of the dataset the steps of one worker process among `sl.step`."""
+    """Give this copy of the dataset the steps of one worker process among `sl.step`."""
     if sequential_slice:
       raise ValueError("workers take turns at steps: Grain's sequential slices cannot be used here")
     self._first_step, self._stride = sl.start or 0, sl.step or 1
@@ -68,21 +68,21 @@ class StreamIterator(grain.DatasetIterator):
     return batch
 
   def get_state(self) -> dict[str, Any]:
-    """See `Stream.get_state`."""
+    """Return the stream's state."""
     return self._stream.get_state()
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """See `Stream.set_state`."""
+    """Set the stream's state."""
     self._stream.set_state(state)
 
   def close(self) -> None:
-    """Stops the stream's threads."""
+    """Stop the stream's threads."""
     super().close()
     self._stream.close()
 
 
 class PlanSelectionMap(DatasetSelectionMap):
-  """Which example of which cache each row of a plan's batches is, rows counted through the steps.
+  """The example and cache of each row of a plan's batches, with rows numbered through the steps.
 
   For `grain.MapDataset.select_from_datasets(datasets, PlanSelectionMap(plan, caches))`, where dataset k
   is `grain.MapDataset.source(caches[k])` or made of it one to one.
@@ -90,11 +90,11 @@ class PlanSelectionMap(DatasetSelectionMap):
   Args:
     plan: the plan.
     caches: in the order of the datasets.
-    num_steps: how many steps the dataset has; by default all whole batches of a plan that ends.
+    num_steps: number of the dataset's steps; by default all whole batches of a plan that ends.
 
   Raises:
-    AnystepError: 78 `num_steps` where nothing says how many, or the plan ends before; `unit_tables` for a
-      plan that packs or filters.
+    AnystepError: 78 `num_steps` where it is needed and not given, or the plan ends before; `unit_tables` for
+      a plan that packs or filters.
   """
 
   def __init__(self, plan: Plan, caches: list[Cache], *, num_steps: int | None = None):
@@ -140,7 +140,7 @@ class PlanSelectionMap(DatasetSelectionMap):
     return int(self._first_rows[-1])
 
   def __getitem__(self, index: int) -> tuple[int, int]:
-    """(dataset, index in it) of a row."""
+    """Return (dataset, index in it) of a row."""
     if not 0 <= index < len(self):
       raise IndexError(f"{self} has no row {index}")
     segment = int(np.searchsorted(self._first_rows, index, side="right")) - 1
@@ -152,6 +152,6 @@ class PlanSelectionMap(DatasetSelectionMap):
     batch = self._plan.batch(step)
     indices = np.empty_like(batch.task)
     for k in np.unique(batch.task).tolist():
-      own = batch.task == k
-      indices[own] = self._caches[k].index_of(batch.shard[own], batch.place[own])
+      of_task = batch.task == k
+      indices[of_task] = self._caches[k].index_of(batch.shard[of_task], batch.place[of_task])
     return self._dataset_of[batch.task], indices

@@ -1,4 +1,4 @@
-"""Memory that batches are made in."""
+"""Memory of batches: freed memory is kept for the next ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SET_BY_USERS = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESH
 
 @functools.cache
 def keep_freed_memory() -> bool:
-  """Has glibc keep up to 256 MiB that the process freed, for the batches to come; says whether it does.
+  """Make glibc keep up to 256 MiB that the process freed, for later batches; return whether it does.
 
-  By itself it gives a batch's memory back to the system and takes it anew for the next one, page by page,
-  which costs a quarter of the time to read one. Environment variables that set the same are left as they are.
+  By default glibc gives a batch's memory back to the system and takes new pages for the next one, which costs
+  a quarter of the time to read a batch. Environment variables that set the same are left as they are.
   """
   if any(name in os.environ for name in _SET_BY_USERS):
     return False

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from anystep.features.converters import Rows
 
-# While one reads, step after step, the others parse, transform and convert what was read.
+# While one thread reads, step after step, the others parse, transform and convert.
 _MAX_THREADS = 3
 
 
 class Making(NamedTuple):
-  """How batches are made.
+  """Functions that make batches.
 
   Attributes:
-    read: reads what some steps need. Threads take turns at it, in the order of the steps.
-    convert: makes the batches of what was read, one for each step.
-    steps_together: how many steps to make together from one on.
+    read: reads the records of some steps. Threads take turns at it, in the order of the steps.
+    convert: makes batches of these records, one for each step.
+    steps_together: number of steps to make together, from a step on.
   """
 
   read: Callable[[range], Any]
@@ -36,9 +36,9 @@ class Making(NamedTuple):
 class ReadAhead:
   """Makes the batches of the steps that follow, several at a time, in background threads.
 
-  Made for one caller at a time, which may be interrupted anywhere and go on: a batch is found by its step,
-  never by its turn, and what an interrupt left half done is given up and made again. Errors are not kept
-  either: the caller makes the batch anew, and so meets its error itself.
+  For one caller at a time, which may be interrupted anywhere and go on: a batch is found by its step, never
+  by its position, and work that an interrupt left half done is given up and done again. Errors are not kept:
+  the caller makes the batch again, and gets the error itself.
 
   Args:
     num_batches: how many to make ahead.
@@ -46,20 +46,20 @@ class ReadAhead:
 
   def __init__(self, num_batches: int):
     self._num_batches = num_batches
-    # Of consecutive steps. `close` and `forget` put others in its place, and leave it to who works on it.
+    # Of consecutive steps. `close` and `forget` replace the deque, and do not change it while others use it.
     self._groups: collections.deque[_Group] = collections.deque()
     self._workers: _Workers | None = None
 
   def take(self, step: int, num_steps: int | None, making: Making) -> Rows | None:
-    """The batch of a step, and has those that follow it made.
+    """Return the batch of a step, and have the batches after it made.
 
     Args:
-      step: which.
-      num_steps: none are made from this one on.
-      making: how. It is held until the batches are made, and no longer.
+      step: the step.
+      num_steps: no batches are made from this step on.
+      making: makes batches. It is held until they are made, and no longer.
 
     Returns:
-      The batch, once; None where it failed, was given up or taken before, so that it is to be made anew.
+      The batch, once; None where it failed, was given up or was taken before: the caller must make it again.
     """
     group = self._group_of(step, num_steps, making)
     if not group.is_done:
@@ -74,8 +74,8 @@ class ReadAhead:
     return batch
 
   def _group_of(self, step: int, num_steps: int | None, making: Making) -> _Group:
-    """The group of a step, with as many after it as are to be made ahead."""
-    # A signal's handler may close this between any two lines: workers that have ended give groups up.
+    """Return the group of a step, after adding the groups that are to be made ahead."""
+    # A signal's handler may call `close` between any two lines: workers that have ended give groups up.
     workers = self._workers
     if workers is None:
       workers = self._workers = _Workers(min(_MAX_THREADS, self._num_batches + 1))
@@ -90,7 +90,7 @@ class ReadAhead:
     if num_steps is not None:
       stop = min(stop, num_steps)
     while start < stop:
-      # Nobody waits for the first batch longer than it takes.
+      # The first batch is made alone, so that the caller waits for nothing else.
       size = 1 if start == step else making.steps_together(start)
       if start > step and start + size > stop and stop != num_steps:
         break
@@ -101,13 +101,13 @@ class ReadAhead:
     return groups[0]
 
   def forget(self) -> None:
-    """Gives up what was made ahead and is not yet."""
+    """Give up batches that were made ahead, and those that are being made."""
     groups, self._groups = self._groups, collections.deque()
     for group in tuple(groups):
       group.given_up = True
 
   def close(self) -> Callable[[], None]:
-    """Has the threads end after what they are at; `take` starts new ones.
+    """Let the threads end after their current work; `take` starts new ones.
 
     Returns:
       What waits for their end.
@@ -124,10 +124,10 @@ class _Group:
   """Batches that are made together.
 
   Attributes:
-    steps: theirs.
+    steps: the steps of the batches.
     is_done: whether they are made or given up.
-    made: held until then, for who waits.
-    batches: one for each step, None for one that was taken; none where they failed or were given up.
+    made: a lock that is held until then; waiting callers acquire it.
+    batches: one for each step, None for one that was taken; empty where they failed or were given up.
     given_up: nobody waits for them any more.
   """
 
@@ -143,16 +143,16 @@ class _Group:
     self._records: Any = None
 
   def read(self) -> None:
-    """Reads what the batches are made of."""
+    """Read the records of the batches."""
     try:
       if self._making and not self.given_up:
         self._records = self._making.read(self.steps)
     except BaseException:
-      # Who waits makes the batch anew, and so meets the error.
+      # The waiting caller makes the batch again, and gets the error.
       self.given_up = True
 
   def make(self) -> None:
-    """Makes the batches of what was read, and tells who waits for them."""
+    """Make the batches of the records, and wake the caller that waits for them."""
     try:
       if self._making and not self.given_up:
         self.batches = [*self._making.convert(self._records)]
@@ -161,7 +161,7 @@ class _Group:
     finally:
       self._making = self._records = None
       self.is_done = True
-      # Given up, and made all the same: the second to say so finds the lock open.
+      # A group that was given up may be made too: the second release finds the lock open.
       with contextlib.suppress(RuntimeError):
         self.made.release()
 
@@ -169,11 +169,11 @@ class _Group:
 class _Workers:
   """Threads that make groups in turn.
 
-  They hold nothing but the groups that they are at, so that they end with the object, whoever forgets it; and
-  no interrupt reaches them.
+  Threads hold only the groups that they work on, so they end with this object, even if nobody calls `end`.
+  No interrupt reaches them.
 
   Attributes:
-    process: whose they are.
+    process: id of the process that started them.
   """
 
   def __init__(self, num_threads: int):
@@ -187,15 +187,15 @@ class _Workers:
     _unended.add(self)
 
   def add(self, group: _Group) -> None:
-    """Has a group made after those that were added before; after the end it is given up.
+    """Have a group made after those that were added before; after `end` it is given up.
 
-    Nothing is locked: a signal's handler may end them within.
+    Without a lock: a signal's handler may call `end` in between.
     """
     if not self._ended and len(self._threads) < self._num_threads:
       run_uninterrupted(self._start)
     self._groups.put(group)
     if self._ended:
-      # It may stand behind the end, where no thread comes.
+      # It may be behind the end mark, where no thread gets to.
       group.given_up = True
       group.make()
 
@@ -209,17 +209,17 @@ class _Workers:
         self._threads.append(thread)
 
   def end(self) -> None:
-    """Has the threads end after the groups that were added."""
+    """Let the threads end after the groups that were added."""
     self._ended = True
     self._groups.put(None)
 
   def join(self) -> None:
-    """Waits until the threads have ended."""
+    """Wait until the threads have ended."""
     for thread in tuple(self._threads):
       thread.join()
 
   def __del__(self) -> None:
-    # An interrupt may have kept it from being built.
+    # An interrupt may have stopped __init__.
     if hasattr(self, "_groups"):
       self._groups.put(None)
 
@@ -230,7 +230,7 @@ def _make_groups(groups: queue.SimpleQueue[_Group | None], turn: threading.Lock)
 
 
 def _make_next(groups: queue.SimpleQueue[_Group | None], turn: threading.Lock) -> bool:
-  """Makes the next group; false where there will be none."""
+  """Make the next group; return False where there will be none."""
   with turn:
     group = groups.get()
     if group is None:
@@ -243,13 +243,13 @@ def _make_next(groups: queue.SimpleQueue[_Group | None], turn: threading.Lock) -
 
 
 def run_uninterrupted(function: Callable[[], None], *, seconds: float = -1) -> None:
-  """Runs a function in a thread of its own, which no signal's handler interrupts, and waits for it.
+  """Run a function in a thread of its own, which no signal's handler interrupts, and wait for it.
 
-  The threads and locks of `threading` are Python code: an interrupt within them can leave them half done.
+  Threads and locks of `threading` are Python code: an interrupt inside them can leave them half done.
 
   Args:
     function: what to run.
-    seconds: how long to wait for it; -1 until it ends.
+    seconds: the longest wait; -1 waits until it ends.
   """
   done = _thread.allocate_lock()
   done.acquire()
@@ -274,8 +274,8 @@ _unended: weakref.WeakSet[_Workers] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-  """Ends threads that were left: one that reads must not meet the end of the interpreter."""
-  # A forked process has none of its parent's.
+  """End the threads that are left: none may still read when the interpreter ends."""
+  # Threads of a parent do not exist in a forked process.
   left = [workers for workers in _unended if workers.process == os.getpid()]
   for workers in left:
     workers.end()

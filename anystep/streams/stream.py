@@ -1,4 +1,4 @@
-"""A stream of batches: what the plan says, read, transformed and converted."""
+"""A stream of batches: the plan's rows, read, transformed and converted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATE_VERSION = 1
 # Rows that are read and parsed at a time ahead of need: 1,024 cost a quarter less each than 256.
 _ROWS_AT_A_TIME = 1024
 _CLOSING_SECONDS = 0.8
-# Some steps, which rows of them are no padding, `(rows,) bool` each, and the records of those.
+# Steps, their rows that are no padding as a mask each, `(rows,) bool`, and the records of these rows.
 _Read: TypeAlias = tuple[range, list[np.ndarray], UnitRecords]
 
 
@@ -46,12 +46,12 @@ def open_stream(
   transforms: Transforms | None = None,
   prefetch_batches: int = 16,
 ) -> Stream:
-  """Opens the batches of a plan.
+  """Open the batches of a plan.
 
   Args:
     plan: which units are in which row of which step.
-    cache_dirs: roots to look for the tasks' caches in, the first that has one is taken; or the caches
-      themselves, by task.
+    cache_dirs: directories that are searched for each task's cache, in this order; or the caches themselves,
+      by task.
     rows: the rows wanted of every batch: a slice, row numbers, a mask with a bool for each row of a batch, or
       (host, host count) for a contiguous share.
     feature_converter: makes the model's features; by default features stay as the transforms leave them,
@@ -102,7 +102,7 @@ def open_stream(
 
 
 def _check_converter(converter: object) -> None:
-  """Refuses what cannot be called as our converters are, SeqIO's own among it."""
+  """Refuse objects that are no converters of this library, SeqIO's converters among them."""
   is_seqios = hasattr(converter, "get_model_feature_lengths")
   if converter is not None and (is_seqios or isinstance(converter, type) or not callable(converter)):
     raise AnystepError(
@@ -117,10 +117,10 @@ def _check_converter(converter: object) -> None:
 
 
 def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
-  """The task's cache in the first root that has one.
+  """Return the task's cache in the first root that has one.
 
   Raises:
-    AnystepError: as `open_cache`; where no root has one, that of the first root.
+    AnystepError: as `open_cache`; where no root has one, the error is that of the first root.
   """
   missing: AnystepError | None = None
   for root in roots:
@@ -138,9 +138,9 @@ def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
 class Stream(Iterator[Rows]):
   """An iterator of batches that starts anywhere; made by `open_stream`.
 
-  The batch of a step depends on the plan and the step alone, so the state is the step. Whatever interrupts
-  it, and wherever, the batches that follow are those from `step` on. Threads may share it: each step goes to
-  one of them.
+  The batch of a step depends on the plan and the step alone, so the state is the step. After an interrupt,
+  wherever it comes, the batches that follow are those from `step` on. Threads may share a stream: each step
+  goes to one of them.
 
   Attributes:
     plan: the plan.
@@ -168,8 +168,8 @@ class Stream(Iterator[Rows]):
     start_anew_in_children(self)
 
   def start_anew(self) -> None:
-    """Forgets the threads and what they make ahead, as a forked process must."""
-    # Who takes a batch and goes on a step. It may be taken again: by signal handlers, in between.
+    """Forget the threads and the batches that they make ahead, as a forked process must."""
+    # Held while a batch is taken and `step` moves on. Reentrant, for a signal's handler may run in between.
     self._lock = threading.RLock()
     self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
 
@@ -181,51 +181,51 @@ class Stream(Iterator[Rows]):
       with self._lock:
         batch, sought = None, None
         while sought != self.step:
-          # Again where a signal's handler sought another step meanwhile.
+          # Repeat if a signal's handler sought another step meanwhile.
           sought = self.step
           batch = self._next_at(sought)
         if batch is not None:
           taken, self.step = sought, sought + 1
       if batch is not None:
-        # Still in here: whoever is interrupted before the batch is returned has not had it.
+        # Inside the try: an interrupt before the return means that the caller has no batch.
         return batch
     except BaseException as error:
-      # Interrupted after the batch was taken, and nobody has it: the step is the next one again.
+      # The batch was taken, but the caller has not got it: its step is the next one again.
       with self._lock:
         if taken is not None and self.step == taken + 1:
           self.step = taken
       if isinstance(error, StopIteration):
-        # Of a transform or a converter: a loop would end as if the data had.
+        # A transform or a converter raised it: a loop would end as if the data had ended.
         raise RuntimeError(f"making the batch of step {self.step} raised StopIteration") from error
       raise
     self.close()
     raise StopIteration
 
   def _next_at(self, step: int) -> Rows | None:
-    """The batch of a step, ahead of need if it is there; None after the last."""
+    """Return the batch of a step, the one made ahead if it is there; None after the last step."""
     num_steps = self.plan.num_steps
     if num_steps is not None and step >= num_steps:
       return None
     self.plan.schedule.readable_step(step)
     batch = None
     if self._ahead:
-      making = Making(self._read, self._converted, self._steps_together)
+      making = Making(self._read, self._convert_steps, self._steps_together)
       batch = self._ahead.take(step, num_steps, making)
     return self.batch(step) if batch is None else batch
 
   def batch(self, step: int) -> Rows:
-    """The batch of any step, whatever was read before.
+    """Return the batch of any step, whatever was read before.
 
     Raises:
-      AnystepError, ValueError, TypeError: as `Plan.batch`; 65 and 74 where files are not what was written.
+      AnystepError, ValueError, TypeError: as `Plan.batch`; 65 and 74 for damaged or unreadable files.
     """
     step = self.plan.schedule.readable_step(step)
     (batch,) = self._make(range(step, step + 1))
     return batch
 
   def _make(self, steps: range) -> list[Rows]:
-    """The batches of some steps, read and parsed together."""
-    return self._converted(self._read(steps))
+    """Return the batches of some steps, read and parsed together."""
+    return self._convert_steps(self._read(steps))
 
   def _read(self, steps: range) -> _Read:
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
@@ -235,18 +235,18 @@ class Stream(Iterator[Rows]):
     return steps, real, self._examples.read(task, unit)
 
   def _steps_together(self, step: int) -> int:
-    """How many steps are made together ahead of need, from one on."""
+    """Return the number of steps that are made together ahead of need, from a step on."""
     rows = max(len(self.rows_at(step)), 1)
     return max(min(_ROWS_AT_A_TIME // rows, self._prefetch_batches // 2), 1)
 
-  def _converted(self, read: _Read) -> list[Rows]:
-    """The batches that records were read for."""
+  def _convert_steps(self, read: _Read) -> list[Rows]:
+    """Return the batches that records were read for."""
     steps, real, records = read
     examples, counts = self._examples.examples(records)
-    example_stops = row_stops = np.cumsum([np.count_nonzero(own) for own in real])
-    own_counts: Sequence[np.ndarray | None] = [None] * len(real)
+    example_stops = row_stops = np.cumsum([np.count_nonzero(mask) for mask in real])
+    step_counts: Sequence[np.ndarray | None] = [None] * len(real)
     if counts is not None:
-      own_counts = np.split(counts, row_stops[:-1])
+      step_counts = np.split(counts, row_stops[:-1])
       example_stops = np.append(0, np.cumsum(counts))[row_stops]
     parts = {name: _split(feature, example_stops) for name, feature in examples.items()}
     silent: Sequence[np.ndarray | None] = [None] * len(real)
@@ -254,16 +254,16 @@ class Stream(Iterator[Rows]):
       since = np.split(self._examples.silent_since(records.where), example_stops[:-1])
       silent = [first <= step for first, step in zip(since, steps, strict=True)]
     return [
-      self.convert({name: part[k] for name, part in parts.items()}, real[k], own_counts[k], silent[k])
+      self.convert({name: part[k] for name, part in parts.items()}, real[k], step_counts[k], silent[k])
       for k in range(len(real))
     ]
 
   def rows_at(self, step: int) -> np.ndarray:
-    """The rows of a step's batch that this stream makes, `(rows,) int64`."""
+    """Return the rows of a step's batch that this stream makes, `(rows,) int64`."""
     return self._rows[self.plan.segment_at(step).batch_size]
 
   def examples(self, planned: BatchRows) -> tuple[Batch, np.ndarray | None]:
-    """The examples of planned rows as the transforms leave them, padding rows left out.
+    """Return the examples of planned rows after the transforms, without padding rows.
 
     Returns:
       The examples, and how many each row has, `(real rows,) int64`; None where rows are not packed.
@@ -278,7 +278,7 @@ class Stream(Iterator[Rows]):
     counts: np.ndarray | None = None,
     silent: np.ndarray | None = None,
   ) -> Rows:
-    """The model's features of rows, with zeros in those that are not real.
+    """Return the model's features of rows, with zeros in those that are not real.
 
     Args:
       examples: of the real rows. counts: how many each has, as `examples` gives them.
@@ -291,7 +291,7 @@ class Stream(Iterator[Rows]):
     return converted if real.all() else {name: _spread(values, real) for name, values in converted.items()}
 
   def seek(self, step: int) -> None:
-    """Makes `step` the next one; at or after the end of the data, `next` ends.
+    """Make `step` the next one; at or after the end of the data, `next` ends the iteration.
 
     Raises:
       AnystepError: 78 `step_too_large`.
@@ -305,11 +305,11 @@ class Stream(Iterator[Rows]):
       self.step = step
 
   def get_state(self) -> dict[str, int]:
-    """Where the stream stands."""
+    """Return the state: the next step."""
     return {"version": STATE_VERSION, "step": self.step}
 
   def set_state(self, state: Mapping[str, int]) -> None:
-    """Goes where another stream of the same plan stood.
+    """Go to the step of a state, which another stream of the same plan returned.
 
     Raises:
       AnystepError: 76 `stream_state` for a state of another form.
@@ -327,9 +327,9 @@ class Stream(Iterator[Rows]):
     self.seek(step)
 
   def close(self) -> None:
-    """Stops the background threads and lets go of what was read ahead; `next` would start anew.
+    """Stop the background threads and drop what was read ahead; `next` would start them again.
 
-    Takes a second at most: a read that lasts longer ends by itself, and what it leaves behind goes with it.
+    Takes a second at most: a read that lasts longer ends later by itself, and its results are dropped then.
     """
     join = self._ahead.close() if self._ahead else None
 
@@ -338,7 +338,7 @@ class Stream(Iterator[Rows]):
         join()
       self._examples.close()
 
-    # A slow read holds the locks that this takes.
+    # `finish` may have to wait for locks that a slow read holds.
     run_uninterrupted(finish, seconds=_CLOSING_SECONDS)
 
   def __enter__(self) -> Stream:
@@ -349,7 +349,7 @@ class Stream(Iterator[Rows]):
 
 
 def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> Sequence[np.ndarray | Ragged]:
-  """Views of the rows up to each stop."""
+  """Return views of the rows between stops."""
   if len(stops) == 1:
     return [feature]
   bounds = [0, *stops.tolist()]
@@ -357,7 +357,7 @@ def _split(feature: np.ndarray | Ragged, stops: np.ndarray) -> Sequence[np.ndarr
 
 
 def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragged:
-  """Rows where they are real, zeros, or for a ragged feature nothing, where they are padding."""
+  """Return rows with padding put in: zeros, or empty rows of a ragged feature."""
   if isinstance(values, Ragged):
     lengths = np.zeros(len(real), np.int64)
     lengths[real] = values.lengths
@@ -368,7 +368,7 @@ def _spread(values: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray | Ragge
 
 
 def _shards_touched(plan: Plan, rows: Mapping[int, np.ndarray]) -> dict[str, int]:
-  """By task, the most shards that the rows come from within an epoch of a segment."""
+  """Return the most shards that the rows come from within an epoch of a segment, by task."""
   touched = dict.fromkeys(plan.tasks, 0)
   for segment in plan.segments:
     lanes = np.unique(rows[segment.batch_size] // segment.stripes_per_step)
@@ -376,6 +376,6 @@ def _shards_touched(plan: Plan, rows: Mapping[int, np.ndarray]) -> dict[str, int
       # A lane takes every M-th unit: one residue class of shards mod gcd(M, S). Of unequal shards, any.
       num_shards = plan.tasks[name].num_shards
       classes = 1 if name in plan.shard_units else math.gcd(segment.lanes, num_shards)
-      own_shards = len(np.unique(lanes % classes)) * num_shards // classes
-      touched[name] = max(touched[name], own_shards)
+      lanes_shards = len(np.unique(lanes % classes)) * num_shards // classes
+      touched[name] = max(touched[name], lanes_shards)
   return touched

@@ -1,4 +1,4 @@
-"""The examples of where rows: read, parsed in batches, transformed task by task, and put in row order."""
+"""Examples of rows: read, parsed in batches, transformed task by task, and put in the order of rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 class TaskExamples:
   """Examples of the tasks of a plan.
 
-  A mixture's examples have the features that all its tasks have, of one dtype and shape; as with SeqIO,
-  others are left out.
+  A mixture's examples have the features that all its tasks have, with one dtype and shape. As with SeqIO,
+  other features are left out.
 
   Args:
     plan: on its caches.
@@ -49,7 +49,7 @@ class TaskExamples:
     self._transforms = [transforms.get(name) for name in self._names]
     self._reader = RecordReader(plan, caches, shards_touched=shards_touched)
     if any(self._transforms):
-      # What a transform needs is not known: it is given all features, and what it makes is compared.
+      # The features that a transform needs are not known: it gets all, and its results are compared.
       self._parsers = [ExampleParser(c.manifest.features) for c in self._caches]
     else:
       features = common_features({c.manifest.task: c.manifest.features for c in self._caches})
@@ -57,18 +57,18 @@ class TaskExamples:
     self._common: dict[str, Feature] | None = None
 
   def read(self, task: np.ndarray, unit: np.ndarray) -> UnitRecords:
-    """The records of units, in their order; see `RecordReader.read`."""
+    """Return the records of units, in their order; see `RecordReader.read`."""
     return self._reader.read(task, unit)
 
   def examples(self, read: UnitRecords) -> tuple[Batch, np.ndarray | None]:
-    """The examples of records that were read, in their order.
+    """Return the examples of records that were read, in their order.
 
     Returns:
       The examples, and how many each row has, `(rows,) int64`; None where rows are not packed.
 
     Raises:
-      AnystepError: 65 `record_invalid` for a damaged record, `record_length` for one that has not the length
-        that its unit table says, and what transforms raise.
+      AnystepError: 65 `record_invalid` for a damaged record, `record_length` for one whose length is not that
+        of its unit table; and whatever transforms raise.
     """
     batch = self._examples(read.records, read.where)
     if self._plan.packing is PackingPolicy.NONE:
@@ -77,12 +77,12 @@ class TaskExamples:
     return batch, read.counts
 
   def silent_since(self, where: BatchRows) -> np.ndarray:
-    """The first step without loss of the records that lie at some places, `(records,) int64`."""
+    """Return the first step without loss of records by their places, `(records,) int64`."""
     since = np.full(len(where.task), NEVER)
     for k in np.unique(where.task).tolist():
-      own = np.flatnonzero(where.task == k)
-      indices = self._caches[k].index_of(where.shard[own], where.place[own])
-      since[own] = self._plan.silent_steps.since(self._names[k], indices)
+      of_task = np.flatnonzero(where.task == k)
+      indices = self._caches[k].index_of(where.shard[of_task], where.place[of_task])
+      since[of_task] = self._plan.silent_steps.since(self._names[k], indices)
     return since
 
   def _examples(self, records: list[bytes], where: BatchRows) -> Batch:
@@ -90,34 +90,36 @@ class TaskExamples:
       return self._parse(0, records, where)
     parts, rows = [], []
     for k in np.unique(where.task).tolist():
-      own = np.nonzero(where.task == k)[0]
-      columns = BatchRows(*(column[own] for column in where))
-      parts.append(self._transformed(k, [records[row] for row in own.tolist()], columns))
-      rows.append(own)
+      of_task = np.nonzero(where.task == k)[0]
+      columns = BatchRows(*(column[of_task] for column in where))
+      parts.append(self._transform(k, [records[row] for row in of_task.tolist()], columns))
+      rows.append(of_task)
     if not parts:
-      # Of the features that hosts with rows of this step have.
-      parts, rows = [{name: feature[:0] for name, feature in self._first(0).items()}], [where.task]
+      # With the features that hosts with rows of this step have.
+      parts, rows = [{name: feature[:0] for name, feature in self._transform_first(0).items()}], [where.task]
     if len(self._caches) == 1:
       return parts[0]
     common = self._common_of_transformed()
-    return {name: _joined([part[name] for part in parts], rows, feature) for name, feature in common.items()}
+    return {
+      name: _join_parts([part[name] for part in parts], rows, feature) for name, feature in common.items()
+    }
 
   def _check_lengths(self, batch: Batch, read: UnitRecords) -> None:
-    """Stops where a record is not as long as the unit table says: its neighbours would not fit."""
+    """Refuse a record that is not as long as its unit table says: its neighbours would not fit."""
     for column, name in enumerate(self._reader.features):
       feature = batch.get(name)
       if not isinstance(feature, Ragged) or read.lengths is None:
         continue
-      found = np.minimum(feature.lengths, self._plan.feature_lengths[name])
-      wrong = np.nonzero(found != read.lengths[:, column])[0]
+      lengths = np.minimum(feature.lengths, self._plan.feature_lengths[name])
+      wrong = np.nonzero(lengths != read.lengths[:, column])[0]
       if wrong.size:
-        raise self._located(
+        raise self._locate_error(
           AnystepError(
             ExitCode.DATA,
             "record_length",
             feature=name,
             expected=int(read.lengths[wrong[0], column]),
-            got=int(found[wrong[0]]),
+            got=int(lengths[wrong[0]]),
             fix=f"{REMAKE_TABLE}: what the examples go through after the cache has changed",
           ),
           read.where,
@@ -125,10 +127,10 @@ class TaskExamples:
         )
 
   def close(self) -> None:
-    """Lets go of what was read ahead."""
+    """Drop what was read ahead."""
     self._reader.close()
 
-  def _transformed(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
+  def _transform(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
     batch = self._parse(k, records, where)
     transform = self._transforms[k]
     if transform is None:
@@ -137,11 +139,11 @@ class TaskExamples:
     indices = self._caches[k].index_of(where.shard, where.place)
     which = Records(where.epoch, indices, task=manifest.task, split=manifest.split, seed=self._plan.seed)
     lengths = self._plan.feature_lengths
-    made = {
+    transformed = {
       name: as_sequences(feature) if name in lengths else feature
       for name, feature in transform(batch, which).items()
     }
-    rows = {name: len(feature) for name, feature in made.items() if len(feature) != len(records)}
+    rows = {name: len(feature) for name, feature in transformed.items() if len(feature) != len(records)}
     if rows:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -151,7 +153,7 @@ class TaskExamples:
         got=rows,
         fix="let the transform make as many rows as it is given, in their order",
       )
-    return made
+    return transformed
 
   def _parse(self, k: int, records: list[bytes], where: BatchRows) -> Batch:
     try:
@@ -159,41 +161,41 @@ class TaskExamples:
     except AnystepError as error:
       row = error.fields.get("position")
       if isinstance(row, int):
-        self._located(error, where, row)
+        self._locate_error(error, where, row)
       raise
 
-  def _located(self, error: AnystepError, where: BatchRows, row: int) -> AnystepError:
+  def _locate_error(self, error: AnystepError, where: BatchRows, row: int) -> AnystepError:
     row_of = {name: int(column[row]) for name, column in where._asdict().items()}
     manifest = self._caches[row_of.pop("task")].manifest
     error.add_note(f"in {manifest.task} {manifest.split}: {row_of}")
     return error
 
-  def _first(self, k: int) -> Batch:
-    """What becomes of a task's first example that is kept."""
+  def _transform_first(self, k: int) -> Batch:
+    """Return a task's first example that is kept, after its transform."""
     unit = np.zeros(1, np.int64)
     where = BatchRows(np.full(1, k), unit, *self._plan.unit_order.locate(k, unit))
     table = self._plan.unit_tables.get(self._names[k])
     if table is not None:
       where = where._replace(place=table.members(int(where.shard[0]), where.place).places[:1])
     records = self._caches[k].read_single(int(where.shard[0]), where.place.tolist())
-    return self._transformed(k, records, where)
+    return self._transform(k, records, where)
 
   def _common_of_transformed(self) -> dict[str, Feature]:
-    """The features that every task's examples have once transformed: the first example of each says."""
+    """Return the features that transformed examples of every task have, from the first example of each."""
     if self._common is None:
-      made = {name: _described(self._first(k)) for k, name in enumerate(self._names)}
-      self._common = common_features(made)
+      features = {name: _describe_features(self._transform_first(k)) for k, name in enumerate(self._names)}
+      self._common = common_features(features)
     return self._common
 
 
 def common_features(features: Mapping[str, Mapping[str, Feature]]) -> dict[str, Feature]:
-  """The features that all tasks have; a length is that of all, or None.
+  """Return the features that all tasks have; a length that differs among tasks is None.
 
   Raises:
     AnystepError: 78 `mixture_features` where there are none, or tasks differ in a feature's dtype or rank.
   """
   tasks = list(features)
-  names = set.intersection(*(set(own) for own in features.values()))
+  names = set.intersection(*(set(task_features) for task_features in features.values()))
   for name in sorted(names) or [""]:
     forms = {task: _form(features[task].get(name)) for task in tasks}
     if len(set(forms.values())) > 1 or not name:
@@ -217,7 +219,7 @@ def _form(feature: Feature | None) -> tuple[object, ...]:
   return () if feature is None else (feature.dtype, len(feature.shape), *feature.shape[1:])
 
 
-def _described(batch: Batch) -> dict[str, Feature]:
+def _describe_features(batch: Batch) -> dict[str, Feature]:
   described = {}
   for name, feature in batch.items():
     values = feature.values if isinstance(feature, Ragged) else feature
@@ -227,10 +229,10 @@ def _described(batch: Batch) -> dict[str, Feature]:
   return described
 
 
-def _joined(
+def _join_parts(
   parts: list[Ragged | np.ndarray], rows: list[np.ndarray], feature: Feature
 ) -> Ragged | np.ndarray:
-  """Parts of a batch, whose rows are given, as one: ragged where tasks' lengths differ."""
+  """Join parts of a batch, whose rows are given; the result is ragged where tasks' lengths differ."""
   order = np.argsort(np.concatenate(rows))
   if None not in feature.shape:
     return np.concatenate([part for part in parts if not isinstance(part, Ragged)])[order]

@@ -120,11 +120,11 @@ class UnitTableFile:
   def _check(self, content: bytes, first_part: int) -> None:
     """Compare parts with the checksums from when the file was opened."""
     for k, start in enumerate(range(0, max(len(content), 1), PART_BYTES)):
-      found = checksum(content[start : start + PART_BYTES])
+      got = checksum(content[start : start + PART_BYTES])
       expected = int(self._checksums[first_part + k]) if first_part + k < len(self._checksums) else None
-      if found != expected:
+      if got != expected:
         raise self._changed(
-          offset=(first_part + k) * PART_BYTES, expected=f"checksum {expected}", got=f"checksum {found}"
+          offset=(first_part + k) * PART_BYTES, expected=f"checksum {expected}", got=f"checksum {got}"
         )
 
   def _changed(self, **fields: object) -> AnystepError:
