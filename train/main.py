@@ -20,10 +20,10 @@ _BINDING = "--gin."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Trains, or with --dry_run checks and prints; returns the exit status.
+  """Train, or with --dry_run check and print; return the exit status.
 
   Raises:
-    AnystepError: 75 `preempted` where SIGTERM came, after a committed checkpoint once a step was taken.
+    AnystepError: 75 `preempted` after SIGTERM; a checkpoint is committed first if a step was taken.
   """
   with Termination() as termination:
     values, _ = _parse(argv)
@@ -48,8 +48,8 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
 def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   from anystep.train.configuration.configuration import configuration_text
 
-  # Without what would be made first, the data cannot be checked.
-  if _would_be_made_first(trainer, values):
+  # The data cannot be checked before its caches exist.
+  if _print_missing_data(trainer, values):
     start = "step 0, or the newest checkpoint,"
   else:
     step = trainer.prepare(accept_changes=values.accept_change).restore_step
@@ -59,13 +59,13 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
 
 
 def prepare(argv: Sequence[str]) -> PreparedRun:
-  """What the command line configures, its data and checkpoints checked, no device touched."""
+  """Return the configured run, with its data and checkpoints checked and no device touched."""
   values, _ = _parse(argv)
   return configured(argv).prepare(accept_changes=values.accept_change)
 
 
 def configured(argv: Sequence[str]) -> Trainer:
-  """The trainer that the command line configures; its data was not looked at."""
+  """Return the trainer that the command line configures; its data is not read."""
   values, bindings = _parse(argv)
   from anystep.tasks.registry.modules import look_here_first
   from anystep.tasks.startup import start_tensorflow
@@ -84,7 +84,7 @@ def configured(argv: Sequence[str]) -> Trainer:
 
 
 def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
-  """Makes the caches that are missing, or with --dry_run says so; returns whether there are some."""
+  """Make the missing caches, or with --dry_run print them; return whether any is missing."""
   from anystep.train.datasets.cache_program import cache_first
   from anystep.train.datasets.run_datasets import missing_caches
 
@@ -94,8 +94,8 @@ def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
   return bool(commands)
 
 
-def _would_be_made_first(trainer: Trainer, values: flags.FlagValues) -> bool:
-  """Says what a run would make before it starts; returns whether that is anything."""
+def _print_missing_data(trainer: Trainer, values: flags.FlagValues) -> bool:
+  """Print what a run would make before it starts; return whether there is anything."""
   from anystep.train.datasets.run_datasets import index_commands
 
   if values.cache_if_missing:
@@ -114,7 +114,7 @@ def _binding(argument: str) -> tuple[str, str]:
 
 
 def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
-  """The flags, and the gin bindings among the arguments."""
+  """Return the flags, and the gin bindings among the arguments."""
   values = flags.FlagValues()
   flags.DEFINE_multi_string(
     "gin_file",
@@ -159,5 +159,5 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
 
 
 def run() -> None:
-  """The console program."""
+  """Run the console program."""
   run_program(lambda: main(sys.argv))

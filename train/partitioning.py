@@ -1,4 +1,4 @@
-"""Where arrays live: a mesh of devices, and shardings by logical axis (GSPMD, Xu et al. 2021)."""
+"""Placement of arrays: a mesh of devices, and shardings by logical axis (GSPMD, Xu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Partitioner:
   """Splits batches over the devices, and parameters over `num_partitions` of them.
 
   Attributes:
-    num_partitions: devices that share one copy of the parameters; the others hold copies of their own.
-    logical_axis_rules: mesh axis of each logical axis; None is not split.
+    num_partitions: number of devices that share one copy of the parameters.
+    logical_axis_rules: mesh axis of each logical axis; None means that the axis is not split.
   """
 
   num_partitions: int = 1
@@ -48,7 +48,7 @@ class Partitioner:
       raise ValueError(f"num_partitions is a whole number of at least 1, not {self.num_partitions!r}")
 
   def mesh(self, batch_size: int) -> Mesh:
-    """All devices as (data, model); this is where they are first touched.
+    """Return all devices as a (data, model) mesh. No device is touched before this call.
 
     Raises:
       AnystepError: 78 `num_partitions`, `batch_size`.
@@ -74,11 +74,11 @@ class Partitioner:
     return mesh
 
   def shardings(self, mesh: Mesh, logical_axes: Any) -> Any:
-    """Shardings of a tree of logical axis names."""
+    """Return the shardings of a tree of logical axis names."""
     return nn.logical_to_mesh_sharding(logical_axes, mesh, list(self.logical_axis_rules))
 
   def check_divides(self, shapes: Any, shardings: Any) -> None:
-    """Refuses parameters with an axis that cannot be split evenly.
+    """Refuse parameters with an axis that cannot be split evenly.
 
     Raises:
       AnystepError: 78 `num_partitions` names the first.
@@ -99,12 +99,12 @@ class Partitioner:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows split over the data axis."""
+  """Return the sharding that splits rows over the data axis."""
   return NamedSharding(mesh, PartitionSpec("data"))
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """The rows of a batch that this process's devices hold, ascending."""
+  """Return the row numbers that this process's devices hold, ascending: `(local rows,) int64`."""
   slices = sharding.addressable_devices_indices_map((batch_size,)).values()
   return np.unique(np.concatenate([np.arange(batch_size)[index] for index in slices]))
 
@@ -112,12 +112,12 @@ def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
 def global_batch(
   rows: Mapping[str, np.ndarray], sharding: NamedSharding, row_numbers: np.ndarray, batch_size: int
 ) -> dict[str, jax.Array]:
-  """This process's rows as its part of the batch that all processes hold together.
+  """Return the batch that all processes hold together, given this process's rows.
 
   Args:
     rows: arrays of shape `(local rows, ...)`.
     sharding: of the batch.
-    row_numbers: what `local_rows` gave; the rows' numbers in the batch.
+    row_numbers: the rows' numbers in the batch, as `local_rows` returns them.
     batch_size: rows of the whole batch.
   """
 
@@ -132,7 +132,7 @@ def global_batch(
 
 
 def local_values(batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-  """What this process's devices hold of a batch: `(local rows, ...)`, ascending, each row once."""
+  """Return this process's rows of a batch: arrays `(local rows, ...)`, in row order, each row once."""
 
   def gather(array: jax.Array) -> np.ndarray:
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}

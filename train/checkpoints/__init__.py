@@ -1,6 +1,6 @@
-"""Checkpoints: whole or not at all, and never taken for what they are not.
+"""Checkpoints: written whole or not at all, and checked before they are used.
 
-Arrays by Orbax; what makes a directory a checkpoint is ours.
+Orbax writes the arrays. The marker, the hashes and the checks are written here.
 """
 
 from anystep.lazy import lazy_names

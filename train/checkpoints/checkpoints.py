@@ -33,11 +33,11 @@ _TRAINED_WITH_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-  """When checkpoints are written.
+  """Period and number of checkpoints.
 
   Attributes:
-    period_steps: one at each multiple of it, and one at the end.
-    keep: how many of the newest stay; None for all.
+    period_steps: a checkpoint is written at each multiple of it, and at the end.
+    keep: number of newest checkpoints that are kept; None for all.
   """
 
   period_steps: int
@@ -50,7 +50,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-  """What a checkpoint says beside its arrays.
+  """Contents of a checkpoint, without its arrays.
 
   Attributes:
     step: steps done.
@@ -66,12 +66,12 @@ class Checkpoint:
 
 
 def checkpoint_directory(model_dir: epath.PathLike, step: int) -> epath.Path:
-  """Where the checkpoint of a step is; absolute, as Orbax asks."""
+  """Return the path of a step's checkpoint; absolute, because Orbax needs that."""
   return epath.Path(model_dir).resolve() / checkpoint_name(step)
 
 
 def checkpoint_steps(model_dir: epath.PathLike) -> list[int]:
-  """Steps of the committed checkpoints, ascending."""
+  """Return the steps of the committed checkpoints, ascending."""
   return sorted(step for step, path in _directories(model_dir).items() if (path / COMMITTED).exists())
 
 
@@ -83,10 +83,10 @@ def save_checkpoint(
   run: str,
   trained_with: Mapping[str, Value],
 ) -> epath.Path:
-  """Writes `checkpoint_{step}`; it counts from the moment that its marker, written last, is there.
+  """Write `checkpoint_{step}`. It counts once its marker, which is written last, exists.
 
   Raises:
-    AnystepError: 73 `checkpoint_foreign` where that directory is another program's; 74 `checkpoint_write`.
+    AnystepError: 73 `checkpoint_foreign` if that directory is another program's; 74 `checkpoint_write`.
   """
   step = int(state.step)
   directory = checkpoint_directory(model_dir, step)
@@ -94,7 +94,7 @@ def save_checkpoint(
     _check_ours(directory)
     _remove(directory)
   directory.mkdir(parents=True)
-  # First and last: it tells an unfinished checkpoint of ours from another program's, and from a damaged one.
+  # Written first and removed last: it tells an unfinished checkpoint from a damaged or foreign one.
   (directory / UNFINISHED).touch()
   (directory / file_name(data)).write_text(data.to_json())
   document = {"version": _TRAINED_WITH_VERSION, "values": dict(trained_with)}
@@ -102,20 +102,20 @@ def save_checkpoint(
   save_arrays(directory / _STATE, state)
   marker = write_integrity(directory, step=step, run=run)
   _flush_to_disk(directory)
-  # All that it vouches for is on the disk, the directory's own name included.
+  # The files, and the directory's own name, are on the disk before the marker.
   storage.put(directory / COMMITTED, marker.encode())
   (directory / UNFINISHED).unlink()
   return directory
 
 
 def remove_old_checkpoints(model_dir: epath.PathLike, keep: int | None) -> None:
-  """Removes all but the newest checkpoints."""
+  """Remove all but the newest checkpoints."""
   for step in checkpoint_steps(model_dir)[: -keep if keep else 0]:
     _remove(checkpoint_directory(model_dir, step))
 
 
 def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
-  """Renames the checkpoints after a step that training goes on from: they could not be read."""
+  """Rename the checkpoints after a step; they could not be read, and training resumes from this step."""
   for later in checkpoint_steps(model_dir):
     if later > step:
       directory = checkpoint_directory(model_dir, later)
@@ -125,17 +125,17 @@ def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:
 
 
 def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None) -> Checkpoint | None:
-  """The newest checkpoint that can be read; None where there is no checkpoint.
+  """Return the newest readable checkpoint; None if there is no checkpoint.
 
-  One that cannot be read is reported and the one before it is tried.
+  An unreadable one is reported, and the one before it is tried.
 
   Args:
     model_dir: the run's directory.
-    before_step: only earlier ones are asked for, as where the arrays of this one could not be restored.
+    before_step: only checkpoints before this step are tried.
 
   Raises:
-    AnystepError: 65 `checkpoints_unreadable` where there are checkpoints and none can be read; any but 65
-      where it is the system that fails, and no checkpoint.
+    AnystepError: 65 `checkpoints_unreadable` if there are checkpoints and none can be read; codes other
+      than 65 for failures of the system.
   """
   directories = _directories(model_dir)
   committed = checkpoint_steps(model_dir)
@@ -148,11 +148,11 @@ def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None
     try:
       return _read(directories[step], step)
     except AnystepError as error:
-      # Set aside is what was damaged, not what nobody could look at.
+      # Only damage makes a checkpoint unreadable; failures of the system end the program.
       if error.code != ExitCode.DATA:
         raise
       report_unreadable(step, error)
-  # Where a save was killed the checkpoint counts as never begun.
+  # A checkpoint whose save was killed counts as absent.
   finished = {step for step, path in directories.items() if not _is_unfinished(path)}
   if finished:
     raise AnystepError(
@@ -166,16 +166,16 @@ def find_checkpoint(model_dir: epath.PathLike, *, before_step: int | None = None
 
 
 def report_unreadable(step: int, error: AnystepError) -> None:
-  """Says why a checkpoint is not used."""
+  """Print why a checkpoint is not used."""
   print(f"checkpoint_{step} cannot be read: {error}", file=sys.stderr)
 
 
 def restore_state(model_dir: epath.PathLike, step: int, abstract: TrainState) -> TrainState:
-  """The state of a checkpoint, on the devices that the abstract state names.
+  """Return the state of a checkpoint, on the devices that the abstract state names.
 
   Raises:
-    AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
-      65 `checkpoint_corrupt`; 65 `checkpoint_step` where the state is of another step than the directory.
+    AnystepError: 76 `checkpoint_tree` if a leaf's path, shape or dtype is not the model's;
+      65 `checkpoint_corrupt`; 65 `checkpoint_step` if the state's step is not the directory's.
   """
   directory = checkpoint_directory(model_dir, step)
   state = restore_arrays(directory / _STATE, abstract)
@@ -184,7 +184,7 @@ def restore_state(model_dir: epath.PathLike, step: int, abstract: TrainState) ->
 
 
 def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
-  """All checkpoint directories by step, whatever is in them."""
+  """Return all checkpoint directories by step, without a look into them."""
   root = epath.Path(model_dir).resolve()
   if not root.exists():
     return {}
@@ -193,7 +193,7 @@ def _directories(model_dir: epath.PathLike) -> dict[int, epath.Path]:
 
 
 def _is_unfinished(directory: epath.Path) -> bool:
-  """Whether a save, or a removal, of ours ended in the middle of it."""
+  """Return whether one of our saves or removals was interrupted."""
   names = {path.name for path in directory.iterdir()}
   # Version 1 had no file that says so.
   begun = UNFINISHED in names or (not names.isdisjoint(DATA_FILES) and INTEGRITY not in names)
@@ -213,7 +213,7 @@ def _check_ours(directory: epath.Path) -> None:
 
 
 def _remove(directory: epath.Path) -> None:
-  """Removes a checkpoint, which first stops being committed, and is known as ours to the end."""
+  """Remove a checkpoint: its marker first, and last the file that says it is ours."""
   (directory / UNFINISHED).touch()
   (directory / COMMITTED).unlink(missing_ok=True)
   for path in directory.iterdir():
@@ -226,7 +226,7 @@ def _remove(directory: epath.Path) -> None:
 
 
 def _flush_to_disk(directory: epath.Path) -> None:
-  """Makes a local file system write out files, and their directories' names, before what vouches for them."""
+  """Make a local file system write files and directory entries to the disk."""
   if not os.path.isdir(directory):
     return
   for folder, _, names in os.walk(directory):
@@ -236,7 +236,7 @@ def _flush_to_disk(directory: epath.Path) -> None:
 
 
 def _read(directory: epath.Path, step: int) -> Checkpoint:
-  """A checkpoint, of which every file is what its writer noted.
+  """Read a checkpoint, and compare each file with the writer's record.
 
   Raises:
     AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`,
@@ -259,7 +259,7 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
   values = None
   if integrity.run is not None:
     values = _values_of(directory / _TRAINED_WITH)
-  # The one that is vouched for, whatever else lies there.
+  # Only the file in the integrity record is read.
   data = read_state(directory / data_files.pop())
   return Checkpoint(step=step, data=data, run=integrity.run, trained_with=values)
 
@@ -278,7 +278,7 @@ def _values_of(path: epath.Path) -> Mapping[str, Value]:
 
 
 def _check_step(directory: epath.Path, step: int, inside: int) -> None:
-  """Refuses a checkpoint whose directory was renamed, or copied to another name."""
+  """Refuse a checkpoint whose directory was renamed or copied to another name."""
   if inside != step:
     raise AnystepError(
       ExitCode.DATA,

@@ -1,4 +1,4 @@
-"""What a checkpoint's files are: sizes and hashes, noted by the process that wrote them."""
+"""Sizes and hashes of a checkpoint's files, recorded by the process that wrote them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from anystep.limits import MAX_JSON_BYTES, is_count
 
 COMMITTED = COMMIT_SUCCESS
 INTEGRITY = "integrity.json"
-# A checkpoint that is being written, or removed, has this file until it has a marker, or nothing else.
+# A checkpoint has this file while it is written or removed.
 UNFINISHED = "unfinished"
 _VERSION = 2
-# The hash of each version. CRC-32C cannot tell OCDBT's files apart: they end in their own, which makes that
-# of the whole a constant.
+# The hash of each version. Files of OCDBT end in their own CRC-32C, so the CRC-32C of any whole file is one
+# constant and tells nothing.
 _ALGORITHMS = {1: "crc32c", 2: "blake2b"}
-# Files may have gigabytes: they are hashed piece by piece.
+# Files may be gigabytes large, so they are hashed in pieces.
 _PIECE_BYTES = 1 << 22
 _DIGEST_BYTES = 32
 _FIX = "restore the file from a copy, or remove this checkpoint to resume from the one before it"
@@ -33,13 +33,13 @@ _FIX = "restore the file from a copy, or remove this checkpoint to resume from t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Integrity:
-  """What the writer of a checkpoint noted.
+  """Record of a checkpoint's files by its writer.
 
   Attributes:
-    algorithm: of the hashes.
-    files: by path in the checkpoint, size and hash, as `fingerprint` gives them.
-    step: the step that it is of; None in version 1, which did not note it.
-    run: the run that wrote it, see `run_identity`; None in version 1.
+    algorithm: algorithm of the hashes.
+    files: size and hash of each file, by its path in the checkpoint; see `fingerprint`.
+    step: step of the checkpoint; None in version 1, which did not record it.
+    run: name of the run that wrote it, see `run_identity`; None in version 1.
   """
 
   algorithm: str
@@ -49,7 +49,7 @@ class Integrity:
 
 
 def write_integrity(directory: epath.Path, *, step: int, run: str) -> str:
-  """Notes all files of a checkpoint as they are now; returns the text of the marker that vouches for them."""
+  """Record all files of a checkpoint; return the text of the marker, a hash of the record."""
   files = {name: fingerprint(directory / name) for name in file_names(directory) if name != UNFINISHED}
   document = {"version": _VERSION, "step": step, "run": run, "files": files}
   text = canonical_json(document, indent=1) + "\n"
@@ -58,7 +58,7 @@ def write_integrity(directory: epath.Path, *, step: int, run: str) -> str:
 
 
 def read_integrity(directory: epath.Path) -> Integrity:
-  """What was noted, where the marker vouches for it.
+  """Read the record, and compare it with the marker.
 
   Raises:
     AnystepError: 65 `checkpoint_integrity`.
@@ -91,9 +91,9 @@ def _parsed(document: dict[str, Any]) -> Integrity:
 
 
 def check_files(directory: epath.Path, integrity: Integrity) -> None:
-  """Compares every file with what its writer noted.
+  """Compare every file with its writer's record.
 
-  A flipped bit passes through TensorStore unseen: sizes alone would not do.
+  TensorStore does not notice a flipped bit, so sizes alone are not enough.
 
   Raises:
     AnystepError: 65 `checkpoint_file`.

@@ -50,12 +50,12 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
 
 
 def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
-  """A saved state, on the devices that the abstract state names.
+  """Restore a saved state, on the devices that the abstract state names.
 
   Raises:
-    AnystepError: 76 `checkpoint_tree` where a leaf's path, shape or dtype is another than the model's;
-      65 `checkpoint_corrupt` with what Orbax or TensorStore says; as `os_failure` where the system refuses
-      what has nothing to do with the checkpoint, as another open file.
+    AnystepError: 76 `checkpoint_tree` if a leaf's path, shape or dtype is not the model's;
+      65 `checkpoint_corrupt` with the message of Orbax or TensorStore; as `os_failure` if the operating
+      system fails for a reason outside the checkpoint, such as too many open files.
   """
   try:
     with _silenced(), ocp.StandardCheckpointer() as checkpointer:
@@ -65,7 +65,7 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       _check_tree(path, metadata.tree, _as_tree(abstract))
       return TrainState(**_from_tree(checkpointer.restore(path, _as_tree(abstract)), abstract))
   except (AnystepError, MemoryError, jax.errors.JaxRuntimeError):
-    # Neither another model nor a device without room is damage.
+    # Another model, or a device without memory, is no damage.
     raise
   except Exception as error:
     failure = _system_failure(error)
@@ -82,42 +82,42 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
 
 
 def _system_failure(error: BaseException) -> OSError | None:
-  """What the operating system refused, where that says nothing of the checkpoint: it may be whole.
+  """Return the failure of the operating system, if the checkpoint itself may be whole; else None.
 
-  TensorStore tells it by a number in its text.
+  TensorStore's messages contain the error number.
   """
   while error.__cause__ is not None:
     error = error.__cause__
   if not isinstance(error, OSError):
-    told = _OS_ERROR.search(str(error))
-    if told is None:
+    match = _OS_ERROR.search(str(error))
+    if match is None:
       return _lack_of_descriptors()
-    number = int(told[1])
+    number = int(match[1])
     error = OSError(number, os.strerror(number))
   return None if error.errno in _DAMAGE else error
 
 
 def _lack_of_descriptors() -> OSError | None:
-  """The failure of a process that may open hardly any more files, of which Orbax does not always tell."""
-  held = []
+  """Return the failure if the process can open hardly any more files; Orbax does not always report it."""
+  descriptors = []
   try:
     for _ in range(_SPARE_DESCRIPTORS):
-      held.append(os.open(os.devnull, os.O_RDONLY))
+      descriptors.append(os.open(os.devnull, os.O_RDONLY))
   except OSError as error:
     return error
   finally:
-    for descriptor in held:
+    for descriptor in descriptors:
       os.close(descriptor)
   return None
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-  """Keeps Orbax and TensorStore from printing what the error says, tracebacks among it."""
+  """Keep Orbax and TensorStore from printing their errors and tracebacks."""
   verbosity, hook = logging.get_verbosity(), sys.unraisablehook
 
   def ignore_late_answers(unraisable: sys.UnraisableHookArgs) -> None:
-    # The second where no file could be opened for the event loop itself.
+    # The second text comes if the event loop itself could open no file.
     if not any(text in str(unraisable.exc_value) for text in ("Event loop is closed", "'_ssock'")):
       hook(unraisable)
 
@@ -125,7 +125,7 @@ def _silenced() -> Iterator[None]:
   sys.unraisablehook = ignore_late_answers
   try:
     yield
-    # Where it failed, other arrays may come later still: nobody waits for them.
+    # After a failure other arrays may still arrive, so the hook stays in place.
     sys.unraisablehook = hook
   finally:
     logging.set_verbosity(verbosity)
@@ -150,7 +150,7 @@ def _with_path(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
-  """Refuses a checkpoint whose leaves are not the model's."""
+  """Refuse a checkpoint whose leaves are not the model's."""
 
   def described(tree: Any) -> dict[str, tuple]:
     return {
@@ -158,16 +158,16 @@ def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
       for key, leaf in _with_path(tree)
     }
 
-  found, wanted = described(saved), described(expected)
-  for name in sorted(found.keys() | wanted.keys()):
-    if found.get(name) != wanted.get(name):
+  saved_leaves, model_leaves = described(saved), described(expected)
+  for name in sorted(saved_leaves.keys() | model_leaves.keys()):
+    if saved_leaves.get(name) != model_leaves.get(name):
       raise AnystepError(
         ExitCode.MISMATCH,
         "checkpoint_tree",
         path=path,
         leaf=name,
-        expected=wanted.get(name, "no such leaf"),
-        got=found.get(name, "no such leaf"),
+        expected=model_leaves.get(name, "no such leaf"),
+        got=saved_leaves.get(name, "no such leaf"),
         fix="train the model that the checkpoint is of, or start anew in another MODEL_DIR",
       )
 

@@ -1,4 +1,4 @@
-"""Gin files, the values that they built, and what of those may not change when a run resumes.
+"""Gin files, the values of the objects built from them, and the check of these values when a run resumes.
 
-The only room that knows gin.
+No other room imports gin.
 """

@@ -1,7 +1,7 @@
-"""The values that a configuration built, by name: what decides parameters and losses, and not gin's text.
+"""Values of built objects by name: the values that decide parameters and losses, whatever gin's text.
 
-Objects are walked by their fields, functions by what they captured. A function or class of a library is known
-by its name alone, for another version of the library may write it otherwise; the user's own by source too.
+Objects are walked by their fields, functions by their captured values. A function or class of a library is
+known by its name only, since its source differs between versions; a user's own also by its source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anystep.files.json_files import canonical_json
 from anystep.transforms.identity import class_source, describe, function_source
 
 _LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools", "builtins", "ml_dtypes")
-# Of a Linen module: where it stands, which is not what it computes.
+# Fields of a Linen module that do not affect what it computes.
 _OF_MODULES = ("parent", "name")
 _LONGEST_TEXT = 200
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -37,11 +37,11 @@ Value = None | bool | int | float | str | list
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
-  """An optax transformation that knows what it was made of.
+  """Optax transformation with the name and arguments of the function that made it.
 
   Attributes:
     made_by: name of the function that made it.
-    arguments: what that was given, defaults included.
+    arguments: the function's arguments, defaults included.
   """
 
   made_by: str
@@ -58,20 +58,20 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
 
 def made_of(function: Callable, made_by: Callable, arguments: Mapping[str, Any]) -> Callable:
-  """The same function, which from now on knows what it was made of."""
+  """Attach to a function the name and arguments of its maker, and return it."""
   function.made_by, function.arguments = _name(made_by), arguments  # type: ignore[attr-defined]
   return function
 
 
 def built_values(objects: Mapping[str, Any], *, leave_out: Iterable[str] = ()) -> dict[str, Value]:
-  """Every plain value that objects consist of, by its path.
+  """Return every plain value in objects, by its path.
 
   Args:
-    objects: by the names that the paths begin with.
-    leave_out: paths that are not followed.
+    objects: objects by the first part of their paths.
+    leave_out: paths that are skipped.
 
   Returns:
-    Values as JSON has them, in sorted name order.
+    JSON values, sorted by path.
 
   >>> built_values({"a": dict(rate=0.1, sizes=(1, 2)), "b": partial(math.pow, 2.0)})
   {'a.rate': 0.1, 'a.sizes': [1, 2], 'b': 'math.pow', 'b.args': [2.0]}
@@ -83,14 +83,14 @@ def built_values(objects: Mapping[str, Any], *, leave_out: Iterable[str] = ()) -
 
 
 class _Walk:
-  """Collects values; a path that is taken by another value gets a number."""
+  """Collector of values. If two values have one path, the second path gets a number."""
 
   def __init__(self, leave_out: frozenset[str]):
     self._leave_out = leave_out
     self.values: dict[str, Value] = {}
 
   def visit(self, path: str, value: Any, above: tuple[int, ...]) -> None:
-    """Notes a value, and what it consists of."""
+    """Record a value, or the values inside it."""
     if path in self._leave_out:
       return
     plain, known = _plain(value)
@@ -113,7 +113,7 @@ class _Walk:
 
 
 def _plain(value: Any) -> tuple[Value, bool]:
-  """A value as JSON has it, and whether it is one that consists of no others."""
+  """Return (JSON value, True) for a plain value, (None, False) for one that contains others."""
   if isinstance(value, float) and not math.isfinite(value):
     return str(value), True
   if isinstance(value, enum.Enum):
@@ -138,7 +138,7 @@ def _plain(value: Any) -> tuple[Value, bool]:
 
 
 def _parts(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
-  """What kind of thing a value is, and what it consists of: (rest of the path, value)."""
+  """Return the name of a value's kind, and the values inside it as (rest of the path, value)."""
   if hasattr(value, "made_by") and hasattr(value, "arguments"):
     return value.made_by, _members(value.arguments)
   if isinstance(value, optax.GradientTransformation):
@@ -169,23 +169,23 @@ def _parts(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
 
 
 def _of_transformation(value: optax.GradientTransformation) -> Iterator[tuple[str, Any]]:
-  """Both of its functions under one name: mostly they captured the same."""
+  """Yield both functions under one name, since most capture the same values."""
   for function in (value.update, value.init):
     yield "", function
 
 
 def _of_function(function: Callable) -> tuple[str | None, Iterator[tuple[str, Any]]]:
-  """A function by name, captured and, where it is the user's own, default values and source."""
+  """Return a function's name and captured values; for a user's own also defaults and source."""
   inner = inspect.unwrap(function)
   captured = inspect.getclosurevars(inner).nonlocals if inner.__closure__ else {}
   if inner is optax.init_empty_state:
     return None, iter(())
   if _name(inner) == "optax.with_extra_args_support.<locals>.update":
-    # optax wraps those that take no further arguments, and says nothing by it.
+    # optax wraps transformations without further arguments; the wrapper itself has no meaning.
     return None, _of_transformation(captured["tx"])
   name = _name(inner)
   for half in ("init", "update"):
-    # optax's transformations are two functions made by one: it is what counts.
+    # One optax function makes both functions of a transformation, and its name is recorded.
     name = name.removesuffix(f".<locals>.{half}_fn").removesuffix(f".<locals>.{half}")
   parts = {_shared(variable): item for variable, item in captured.items()}
   bound = _bound_by_gin(function)
@@ -196,12 +196,12 @@ def _of_function(function: Callable) -> tuple[str | None, Iterator[tuple[str, An
 
 
 def _shared(variable: str) -> str:
-  """The name of what the two halves of a transformation captured under two names."""
+  """Return one name for a value that a transformation's two functions captured under two names."""
   return variable.removeprefix("init_").removeprefix("update_")
 
 
 def _bound_by_gin(function: Callable) -> dict[str, Any]:
-  """What gin will give a function that is not called yet."""
+  """Return the arguments that gin will bind when the function is called."""
   gin = sys.modules.get("gin")
   if gin is None:
     return {}
@@ -216,8 +216,8 @@ def _members(members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _chain(*parts: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-  for some in parts:
-    yield from some
+  for members in parts:
+    yield from members
 
 
 def _class_name(kind: type) -> str:
@@ -234,7 +234,7 @@ def _of_library(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-  """A qualified name; of libraries without their modules, which move from version to version."""
+  """Return a qualified name; for libraries without the module, which may move between versions."""
   name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
   module = getattr(value, "__module__", None) or ""
   if _of_library(value) and not module.startswith("anystep."):
@@ -243,7 +243,7 @@ def _name(value: Any) -> str:
 
 
 def _short(value: Any) -> Any:
-  """A text as it is, or where it is long by its hash."""
+  """Return a short text unchanged, and the hash of a long one."""
   if isinstance(value, str) and len(value) > _LONGEST_TEXT:
     return f"sha256 {hashlib.sha256(value.encode()).hexdigest()}"
   return value

@@ -1,4 +1,4 @@
-"""Gin files and bindings, checked before anything is built of them."""
+"""Gin files and bindings, checked before any object is built from them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _MAX_GIN_BYTES = 1 << 24
 def load_configuration(
   gin_files: Sequence[str], bindings: Mapping[str, str], *, search_paths: Sequence[str] = ()
 ) -> None:
-  """Makes gin's configuration from files and bindings.
+  """Load gin's configuration from files and bindings.
 
   Args:
     gin_files: found in the current directory, in search_paths, or beside anystep's own `gin_configs/`;
       later ones override earlier ones.
     bindings: `NAME` to value, as gin writes it; they override the files.
-    search_paths: where else files are looked for.
+    search_paths: further directories of gin files.
 
   Raises:
     AnystepError: 78 `gin_file`, `gin_binding`, `gin_unknown_macro`, `gin_required`.
   """
   gin.clear_config()
-  # gin would also take paths for packages of the current directory, and fail where one is not quite.
+  # gin would also read paths as packages of the current directory, and fail if one is incomplete.
   gin.config._FILE_READERS[:] = [(_open_gin_file, lambda path: epath.Path(path).is_file())]
   for path in [*search_paths, str(Path(str(importlib.resources.files("anystep.gin_configs"))).parent)]:
     gin.add_config_file_search_path(path)
@@ -80,10 +80,10 @@ def _open_gin_file(path: str) -> io.StringIO:
 
 
 def build(configurable: type) -> Any:
-  """An object of a configurable class, its arguments from the configuration.
+  """Build an object of a configurable class, with its arguments from the configuration.
 
   Raises:
-    AnystepError: 78 `gin_value` with what the class or one of its arguments said.
+    AnystepError: 78 `gin_value` with the message of the class or of one of its arguments.
   """
   try:
     return gin.get_configurable(configurable)()
@@ -96,15 +96,15 @@ def build(configurable: type) -> Any:
 
 
 def configuration_text() -> str:
-  """The whole configuration, as gin formats it."""
+  """Return the whole configuration, as gin formats it."""
   return gin.config_str(max_line_length=110)
 
 
 def record_configuration(model_dir: epath.PathLike) -> None:
-  """Writes the configuration to `config.gin` in model_dir, and says what differs from the one before.
+  """Write the configuration to `config.gin` in model_dir, and print the lines that changed.
 
   Raises:
-    AnystepError: 65 `configuration_invalid` where what is there is no text.
+    AnystepError: 65 `configuration_invalid` if the existing file is not text.
   """
   path = epath.Path(model_dir) / "config.gin"
   text = configuration_text()
@@ -118,7 +118,7 @@ def record_configuration(model_dir: epath.PathLike) -> None:
 
 
 def _recorded_configuration(path: epath.Path) -> str | None:
-  """The configuration before; None where there is none."""
+  """Return the configuration of the previous start; None if there is none."""
   try:
     return read_file(path, limit_bytes=_MAX_GIN_BYTES).decode()
   except FileNotFoundError:
@@ -134,7 +134,7 @@ def _recorded_configuration(path: epath.Path) -> str | None:
 
 
 def _check_required() -> None:
-  """Refuses a configuration in which something marked REQUIRED has no value."""
+  """Refuse a configuration in which a REQUIRED value is missing."""
   missing = sorted(
     scope if selector == _MACRO else f"{scope}/{selector}.{parameter}".lstrip("/")
     for (scope, selector), parameters in gin.config._CONFIG.items()
@@ -152,7 +152,7 @@ def _check_required() -> None:
 
 
 def _check_used() -> None:
-  """Refuses a macro that nothing uses and that looks like one that is used; others are reported."""
+  """Refuse an unused macro whose name resembles a used one; report other unused macros."""
   references = {
     str(reference).removeprefix("%")
     for parameters in gin.config._CONFIG.values()
@@ -161,14 +161,14 @@ def _check_used() -> None:
     if isinstance(reference, gin.config.ConfigurableReference)
   }
   for name in sorted({scope for scope, selector in gin.config._CONFIG if selector == _MACRO} - references):
-    meant = difflib.get_close_matches(name, references, n=1, cutoff=0.8)
-    if meant:
+    near_names = difflib.get_close_matches(name, references, n=1, cutoff=0.8)
+    if near_names:
       raise AnystepError(
         ExitCode.CONFIG,
         "gin_unknown_macro",
         expected="a name that something uses",
         got=name,
-        nearest=meant[0],
+        nearest=near_names[0],
         fix=f"correct {name} in the gin files",
       )
     print(f"{name} is set and nothing uses it", file=sys.stderr)

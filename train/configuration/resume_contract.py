@@ -1,4 +1,4 @@
-"""What a run that resumes may not change in silence: the run itself, and what decides its parameters."""
+"""Changes that a run may not make in silence when it resumes, and the changes that a user accepted."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ABSENT = "absent"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-  """A value that a checkpoint was made with and another one that the run goes on with.
+  """Difference between a value of a checkpoint and the same value of the run that resumes.
 
   Attributes:
-    name: the value's.
-    was, now: as JSON has them, in a list; an empty list where there is no such value.
-    step: the checkpoint's.
+    name: name of the value.
+    was, now: a list with the JSON value; an empty list if there is no such value.
+    step: step of the checkpoint.
   """
 
   name: str
@@ -50,14 +50,14 @@ class Change:
     return f"{self.name}: {was} → {now}"
 
   def to_json(self) -> str:
-    """The text of its file."""
+    """Return the text of its file."""
     document: dict[str, Any] = {"version": _VERSION, "name": self.name, "step": self.step}
     document |= {key: side[0] for key, side in (("was", self.was), ("is", self.now)) if side}
     return canonical_json(document, indent=1) + "\n"
 
   @classmethod
   def read(cls, path: epath.PathLike) -> Change:
-    """Reads its file.
+    """Read its file.
 
     Raises:
       AnystepError: 65 `accepted_change_invalid`.
@@ -70,7 +70,7 @@ class Change:
 
   @classmethod
   def from_json(cls, text: str | bytes, *, path: object) -> Change:
-    """Reads its file's text.
+    """Read its file's text.
 
     Raises:
       AnystepError: 65 `accepted_change_invalid`.
@@ -85,9 +85,9 @@ class Change:
       raise _invalid(path, error) from error
 
   def is_covered(self, accepted: Change) -> bool:
-    """Whether one that was accepted is between the same values, at this step or at a later one.
+    """Return whether an accepted change is between the same values, at this step or a later one.
 
-    A run that falls back to an earlier checkpoint goes on; one that changes a value back and forth is asked.
+    So a run may fall back to an earlier checkpoint. A value that is changed back must be accepted again.
     """
     same = (self.name, self.was, self.now) == (accepted.name, accepted.was, accepted.now)
     return same and self.step <= accepted.step
@@ -99,12 +99,12 @@ def _invalid(path: object, error: Exception) -> AnystepError:
 
 
 def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
-  """That a checkpoint is another run's, if it is; one without a run's name passes.
+  """Return the change of a checkpoint's run, if it is another run's; a checkpoint without a name passes.
 
   Args:
-    step: the checkpoint's; stands in the change's name, for each checkpoint is accepted by itself.
-    run: that wrote it; None where none is noted.
-    now: of the directory; None where it has none.
+    step: step of the checkpoint. It is part of the change's name: each checkpoint is accepted separately.
+    run: name of the run that wrote the checkpoint; None if it has none.
+    now: name of the directory's run; None if it has none.
   """
   if run is None or run == now:
     return []
@@ -112,7 +112,7 @@ def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
 
 
 def value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value]) -> list[Change]:
-  """The values that differ, or that only one side has."""
+  """Return the values that differ, or that only one side has."""
   changes = []
   for name in sorted(was.keys() | now.keys()):
     sides = [[values[name]] if name in values else [] for values in (was, now)]
@@ -123,12 +123,12 @@ def value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AcceptedChanges:
-  """What was accepted: before, as a directory has it, and now, by name.
+  """Accepted changes: those recorded in a directory, and names that are accepted now.
 
   Attributes:
     model_dir: the run's directory.
-    before: its changes.
-    names: to be accepted now.
+    before: changes that are recorded there.
+    names: names of the changes accepted now.
   """
 
   model_dir: epath.PathLike
@@ -137,7 +137,7 @@ class AcceptedChanges:
 
   @classmethod
   def read(cls, model_dir: epath.PathLike, names: Collection[str] = ()) -> AcceptedChanges:
-    """Those of a directory, and names that are accepted besides.
+    """Read the changes recorded in a directory, and add names that are accepted now.
 
     Raises:
       AnystepError: 65 `accepted_change_invalid`.
@@ -146,7 +146,7 @@ class AcceptedChanges:
     return cls(model_dir=model_dir, before=before, names=names)
 
   def require(self, changes: Sequence[Change], *, kind: str, expected: str, fix: str) -> list[Change]:
-    """Refuses changes of which one is not accepted; returns those that are accepted for the first time.
+    """Refuse changes that are not accepted; return those that are accepted for the first time.
 
     Raises:
       AnystepError: 76 `kind`.
@@ -166,7 +166,7 @@ class AcceptedChanges:
     return new
 
   def check_names(self, known: Collection[str]) -> None:
-    """Refuses a name that nothing has, now or before.
+    """Refuse a name that no value has, now or before.
 
     Raises:
       AnystepError: 64 `accept_change`.
@@ -186,7 +186,7 @@ class AcceptedChanges:
 
 
 def record_accepted(model_dir: epath.PathLike, changes: Sequence[Change]) -> None:
-  """Numbers changes on and writes them to a directory: nobody asks for them again."""
+  """Write changes to a directory, with the next numbers; they need not be accepted again."""
   numbers = [number for number, _ in _files(model_dir)]
   directory = epath.Path(model_dir) / ACCEPTED_CHANGES
   for number, change in enumerate(changes, start=max(numbers, default=-1) + 1):

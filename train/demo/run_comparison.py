@@ -1,4 +1,4 @@
-"""Are two runs the same run? Batches, losses and parameters, bit for bit."""
+"""Comparison of two runs, bit for bit: batches, losses and parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from anystep.train.runs.step_log import StepRecord, read_step_log
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """How far an interrupted run is the undisturbed one.
+  """Agreement of an interrupted run with an undisturbed one.
 
   Attributes:
-    total_steps: steps that either run took.
-    killed_at: steps that the interrupted run had logged when it was killed first.
-    resumed_from: the step that it went on from the last time.
-    identical_batches, identical_losses: steps whose every record agrees with the undisturbed run's.
+    total_steps: number of steps of the longer run.
+    killed_at: number of steps that the interrupted run logged before its first kill.
+    resumed_from: first step of its last start.
+    identical_batches, identical_losses: number of steps with the same records in both runs.
     parameters: sha256 of the final parameters, undisturbed and interrupted.
   """
 
@@ -36,7 +36,7 @@ class Comparison:
 
   @property
   def identical(self) -> bool:
-    """Whether nothing tells the runs apart."""
+    """Whether batches, losses and parameters all agree."""
     return (
       self.identical_batches == self.identical_losses == self.total_steps
       and self.parameters[0] == self.parameters[1]
@@ -44,7 +44,7 @@ class Comparison:
 
   @property
   def verdict(self) -> str:
-    """The comparison in one line."""
+    """Return the comparison in one line."""
     losses = "identical" if self.identical_losses == self.total_steps else "DIFFERENT"
     parameters = "identical" if self.parameters[0] == self.parameters[1] else "DIFFERENT"
     return (
@@ -55,12 +55,12 @@ class Comparison:
 
 
 def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Comparison:
-  """Compares two runs by what they logged of each step and by their last checkpoints.
+  """Compare two runs by their step logs and their last checkpoints.
 
   A step that the interrupted run took twice must agree both times.
 
   Raises:
-    AnystepError: 66 `run_incomplete` where a directory holds no finished run.
+    AnystepError: 66 `run_incomplete` if a directory holds no finished run.
   """
   reference, starts = _by_step(_starts(undisturbed)), _starts(interrupted)
   records = _by_step(starts)
@@ -69,11 +69,11 @@ def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Co
   total_steps = max(len(reference), max(records) + 1)
   batches = losses = 0
   for step in range(total_steps):
-    expected, found = reference.get(step, []), records.get(step, [])
-    same_steps = bool(expected) and bool(found)
-    batches += same_steps and len({record.digest for record in [*expected, *found]}) == 1
-    # By their bits: NaN is no other loss than NaN.
-    losses += same_steps and len({record.loss.hex() for record in [*expected, *found]}) == 1
+    step_records = [*reference.get(step, []), *records.get(step, [])]
+    in_both = step in reference and step in records
+    batches += in_both and len({record.digest for record in step_records}) == 1
+    # Bits are compared, so that NaN equals NaN.
+    losses += in_both and len({record.loss.hex() for record in step_records}) == 1
   return Comparison(
     total_steps=total_steps,
     killed_at=len(starts[0]),
@@ -85,7 +85,7 @@ def compare_runs(undisturbed: epath.PathLike, interrupted: epath.PathLike) -> Co
 
 
 def parameters_sha256(model_dir: epath.PathLike) -> str:
-  """sha256 over path, dtype, shape and bytes of each parameter in the newest checkpoint."""
+  """Return the sha256 of path, dtype, shape and bytes of each parameter in the newest checkpoint."""
   steps = checkpoint_steps(model_dir)
   if not steps:
     raise _incomplete(model_dir)

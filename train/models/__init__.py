@@ -1,6 +1,6 @@
-"""A network with its loss, scores and optimizer: what a trainer trains, and the step that does so.
+"""Models: a network with its loss, scores and optimizer, and the training step.
 
-No loop, no data, no files.
+The loop, the data and files belong elsewhere.
 """
 
 from anystep.lazy import lazy_names

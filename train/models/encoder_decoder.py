@@ -1,4 +1,4 @@
-"""A network together with its loss, its scores and its optimizer: what a trainer trains."""
+"""Encoder-decoder model: a network with its loss, scores and optimizer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ PACKING_FEATURES = ("encoder_segment_ids", "decoder_segment_ids")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncoderDecoderModel:
-  """An encoder-decoder network, trained by teacher forcing.
+  """Encoder-decoder network, trained by teacher forcing.
 
   Batches map names to arrays of shape (rows, length): `encoder_input_tokens`, `decoder_input_tokens`,
   `decoder_target_tokens` (int32, 0 is padding) and `decoder_loss_weights` (float or int, 0 at padding);
@@ -33,9 +33,9 @@ class EncoderDecoderModel:
 
   Attributes:
     module: the network, called as `network.Transformer` is.
-    input_vocabulary: what encoded the inputs; for the caller, not used here.
-    output_vocabulary: what encoded the targets, likewise.
-    optimizer_def: what trains the parameters, as `optimizers.adafactor(...)`; for the trainer.
+    input_vocabulary: vocabulary of the inputs; the trainer compares it with the tasks'.
+    output_vocabulary: vocabulary of the targets; likewise.
+    optimizer_def: optimizer of the parameters, such as `optimizers.adafactor(...)`; the trainer runs it.
     z_loss: see `losses.token_cross_entropy`.
     label_smoothing: see `losses.token_cross_entropy`.
     loss_normalizing_factor: None trains on the sum over tokens, as T5 does, whose Adafactor is indifferent
@@ -74,7 +74,7 @@ class EncoderDecoderModel:
       raise ValueError("EncoderDecoderModel.loss_normalizing_factor: expected a number to divide by, got 0")
 
   def init(self, rng: jax.Array, input_shapes: Mapping[str, tuple[int, int]] | None = None) -> Params:
-    """Initial parameters, float32.
+    """Return initial parameters, float32.
 
     Args:
       rng: JAX random key.
@@ -83,14 +83,14 @@ class EncoderDecoderModel:
     return nn.unbox(self._boxed_params(rng, input_shapes))
 
   def logical_axes(self, input_shapes: Mapping[str, tuple[int, int]] | None = None) -> Params:
-    """For each parameter a PartitionSpec of logical axis names, as ('embed', 'mlp'); computes nothing."""
+    """Return a PartitionSpec of logical axis names, such as ('embed', 'mlp'), for each parameter."""
     boxed = jax.eval_shape(lambda: self._boxed_params(jax.random.key(0), input_shapes))
     return nn.get_partition_spec(boxed)
 
   def loss_fn(
     self, params: Params, batch: Mapping[str, jax.Array], dropout_rng: jax.Array | None = None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss to minimise, and what to report.
+    """Return the loss to minimise, and sums for reports.
 
     Args:
       params: the parameters.
@@ -120,11 +120,11 @@ class EncoderDecoderModel:
     return loss, metrics
 
   def score_batch(self, params: Params, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """How likely the targets are, without dropout, z-loss or label smoothing.
+    """Return log-likelihoods of the targets, without dropout, z-loss or label smoothing.
 
     Args:
       params: the parameters.
-      batch: a batch, as the class describes. Of the weights only counts whether they are above 0.
+      batch: a batch, as the class describes. Only the sign of the weights counts.
 
     Returns:
       scores: (rows,) float32, the log-likelihood of each row's targets: the sum of its token_scores.
@@ -144,7 +144,7 @@ class EncoderDecoderModel:
     """Initial parameters, each boxed with its logical axes."""
     shapes = dict.fromkeys(FEATURES, (1, 1)) | dict(input_shapes or {})
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in shapes.items()}
-    # lazy_init leaves the forward pass out of the program, which only the parameters' shapes need.
+    # lazy_init leaves the forward pass out of the compiled program: only its shapes are needed.
     return self.module.lazy_init(rng, *_positional(batch), **_named(batch))["params"]
 
   def _logits(

@@ -21,7 +21,7 @@ def learning_rate_schedule(
   step_offset: int = 0,
   min_learning_rate: float = 1e-8,
 ) -> optax.Schedule:
-  """A product of factors of the step t, from T5X's vocabulary.
+  """Return a schedule that is a product of factors of the step t, named as in T5X.
 
   | factor                 | value                                                                        |
   |------------------------|------------------------------------------------------------------------------|
@@ -34,7 +34,7 @@ def learning_rate_schedule(
   | cosine_decay           | (1 + cos(pi * frac(max(0, t - warmup_steps) / steps_per_cycle))) / 2         |
 
   The default is T5's for pretraining (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 3.1.2);
-  "constant" with 1e-3 is its for finetuning.
+  for finetuning, T5 uses "constant" with 1e-3.
 
   Args:
     factors: names from the table, with '*' between them.
@@ -56,7 +56,7 @@ def learning_rate_schedule(
   >>> [round(float(schedule(step)), 4) for step in (0, 100, 400)]
   [0.1, 0.1, 0.05]
   """
-  # What a run that resumes is compared by.
+  # A run that resumes compares these values with its checkpoint's.
   arguments = dict(locals())
   steps = {
     "warmup_steps": warmup_steps,

@@ -1,4 +1,4 @@
-"""Cross entropy over the vocabulary, weighted by token, and what a loss is divided by."""
+"""Cross entropy over the vocabulary, weighted by token, and normalization of losses."""
 
 import enum
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class LossNormalizingFactor(enum.Enum):
-  """What to divide a batch's summed loss by, where that depends on the batch.
+  """Divisor of a batch's summed loss that depends on the batch.
 
   Attributes:
     NUM_REAL_TARGET_TOKENS: the sum of the weights.
@@ -25,7 +25,7 @@ class LossNormalizingFactor(enum.Enum):
 def token_cross_entropy(
   logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-  """The loss of every token, in float32.
+  """Return the loss of every token, in float32.
 
   With log Z = log(sum(exp(logits))):  log Z - logits[target] + z_loss * (log Z)^2
 
@@ -70,7 +70,7 @@ def weighted_cross_entropy(
   z_loss: float = 0.0,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The weighted sum of the losses of `token_cross_entropy`.
+  """Return the weighted sum of the losses of `token_cross_entropy`.
 
   Args:
     logits: (rows, length, vocab_size) float. Where the weight is 0 they may be anything, nan included.
@@ -97,7 +97,7 @@ def normalized_weights(
   *,
   segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-  """Weights divided as `factor` says, so that the loss is a weighted sum in every case.
+  """Return weights divided as `factor` says, so that the loss is always a weighted sum.
 
   Args:
     weights: (rows, length) float or int.
@@ -131,5 +131,5 @@ def normalized_weights(
 
 
 def _divide(x: jax.Array, by: jax.Array) -> jax.Array:
-  """x / by, and 0 where `by` is 0."""
+  """Return x / by, and 0 where `by` is 0."""
   return jnp.where(by == 0.0, 0.0, x / jnp.where(by == 0.0, 1.0, by))

@@ -1,4 +1,4 @@
-"""Optimizers, made of optax's."""
+"""Optimizers, built from optax's."""
 
 import optax
 
@@ -44,9 +44,9 @@ def adafactor(
   Returns:
     An optax transformation; its state is a pytree of arrays, and `update` needs the parameters.
   """
-  # What a run that resumes is compared by.
+  # A run that resumes compares these values with its checkpoint's.
   arguments = dict(locals())
-  made = optax.adafactor(
+  transformation = optax.adafactor(
     learning_rate,
     min_dim_size_to_factor=min_dim_size_to_factor,
     decay_rate=decay_rate,
@@ -57,4 +57,4 @@ def adafactor(
     weight_decay_rate=weight_decay_rate,
     eps=epsilon,
   )
-  return Transformation.of(made, adafactor, arguments)
+  return Transformation.of(transformation, adafactor, arguments)

@@ -1,4 +1,4 @@
-"""The state of training and the step that moves it."""
+"""Training state, and the training step that updates it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metrics = dict[str, jax.Array]
 
 @flax.struct.dataclass
 class TrainState:
-  """What a checkpoint holds: the number of steps done, parameters, and the optimizer's state."""
+  """State of training: the number of steps done, the parameters, and the optimizer's state."""
 
   step: Any
   params: Any
@@ -30,7 +30,7 @@ class TrainState:
 
 
 def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
-  """The key of a named random stream at a step: nothing is stored (docs/order.md#draws-after-the-cache)."""
+  """Return the key of a named random stream at a step (docs/order.md#draws-after-the-cache)."""
   number = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little")
   return jax.random.fold_in(jax.random.fold_in(root_key, np.uint32(number)), step)
 
@@ -43,11 +43,10 @@ def initialize(
   mesh: Mesh,
   partitioner: Partitioner,
 ) -> tuple[Callable[[], TrainState], TrainState]:
-  """How to make the initial state, and what any state looks like.
+  """Return a function that makes the initial state, and the abstract state.
 
   Returns:
-    A function that makes the initial state on the mesh, and the abstract state: shapes, dtypes and
-    shardings.
+    The function places the state on the mesh. The abstract state has shapes, dtypes and shardings.
   """
   param_shardings = partitioner.shardings(mesh, model.logical_axes())
 
@@ -59,7 +58,7 @@ def initialize(
   shapes = jax.eval_shape(init)
   partitioner.check_divides(shapes.params, param_shardings)
   replicated = NamedSharding(mesh, PartitionSpec())
-  # What the optimizer keeps for each number of a parameter lies where the parameter does.
+  # The optimizer's arrays with a parameter's shape are sharded like the parameter.
   opt_shardings = optax.tree_utils.tree_map_params(
     optimizer,
     lambda leaf, param, sharding: sharding if leaf.shape == param.shape else replicated,
@@ -78,7 +77,7 @@ def initialize(
 def make_train_step(
   model: EncoderDecoderModel, optimizer: optax.GradientTransformation, *, root_key: jax.Array
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-  """The compiled training step; it takes the state's memory over."""
+  """Return the compiled training step. It reuses the memory of the state that it is given."""
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)

@@ -1,4 +1,4 @@
-"""Multi-head attention as T5 has it, and the masks that say who may attend to whom."""
+"""Multi-head attention as in T5, and its masks."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def attention_mask(
   key_segments: jax.Array | None = None,
   causal: bool = False,
 ) -> jax.Array:
-  """Which query may attend to which key.
+  """Return the mask of the keys that each query may attend to.
 
   Args:
     query_valid: (rows, query_length) bool, False at padding.
@@ -53,8 +53,8 @@ class MultiHeadAttention(nn.Module):
   """Multi-head attention: softmax(query key^T + bias) value, for each head.
 
   As Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762, section 3.2) without the division of the
-  logits by sqrt(head_dim): T5 has it in the query kernel's initial values, which trains alike under
-  Adafactor.
+  logits by sqrt(head_dim): T5 divides the initial values of the query kernel instead, which trains
+  equally well under Adafactor.
 
   Attributes:
     num_heads: number of heads.
@@ -78,13 +78,13 @@ class MultiHeadAttention(nn.Module):
     bias: jax.Array | None = None,
     weight_dropout: jax.Array | float = 1.0,
   ) -> jax.Array:
-    """Lets each query attend to the keys its mask allows.
+    """Return, for each query, the weighted sum of the values that its mask allows.
 
-    A query that may attend to no key gets the mean of all values: finite, and for the caller to ignore.
+    A query that may attend to no key gets the mean of all values, which the caller must ignore.
 
     Args:
-      queries: (rows, query_length, emb_dim) float, what attends.
-      keys_values: (rows, key_length, emb_dim) float, what is attended to.
+      queries: (rows, query_length, emb_dim) float, inputs of the queries.
+      keys_values: (rows, key_length, emb_dim) float, inputs of the keys and values.
       mask: (rows, 1, query_length, key_length) bool, see `attention_mask`.
       bias: (1, num_heads, query_length, key_length) float, see `RelativePositionBiases`.
       weight_dropout: factors for the attention weights, (rows, num_heads, 1, key_length), see
@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
     return out(attended)
 
   def _heads(self, x: jax.Array, name: str, init: Initializer) -> jax.Array:
-    """(rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
+    """Map (rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
     joined = dense(
       self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
     )

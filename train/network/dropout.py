@@ -17,7 +17,7 @@ from flax import linen as nn
 def draw_dropout(
   module: nn.Module, rate: float, *, rows: int, shapes: Mapping[str, tuple[int, ...]], dtype: jnp.dtype
 ) -> dict[str, jax.Array | float]:
-  """Factors to multiply activations with: 0 with probability `rate`, else 1 / (1 - rate).
+  """Return factors for activations: 0 with probability `rate`, else 1 / (1 - rate).
 
   Without a `dropout` RNG stream, or at rate 0, nothing is drawn and every factor is 1.
 

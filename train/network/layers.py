@@ -1,7 +1,7 @@
-"""What the blocks of the network are made of: Linen's own layers, set up as T5 has them.
+"""Layers of the network: Linen's own, configured as in T5.
 
-Each parameter names its logical axes, which say nothing of devices; a table from these names to the axes
-of a device mesh does (https://flax-linen.readthedocs.io/en/latest/guides/parallel_training/flax_on_pjit.html).
+Each parameter names its logical axes. A table maps these names to the axes of a device mesh
+(https://flax-linen.readthedocs.io/en/latest/guides/parallel_training/flax_on_pjit.html).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TRUNCATED_NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "trunc
 def dense(
   features: int, axes: tuple[str, str], *, name: str, dtype: Any, init: Initializer = TRUNCATED_NORMAL_FAN_IN
 ) -> nn.Dense:
-  """A linear map without bias, whose kernel (in, features) has these logical axes."""
+  """Return a linear map without bias; its kernel (in, features) has these logical axes."""
   kernel_init = nn.with_logical_partitioning(init, axes)
   return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=kernel_init, name=name)
 
@@ -32,7 +32,7 @@ def rms_norm(*, name: str, dtype: Any) -> nn.RMSNorm:
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-  """The function from arrays to arrays that Linen calls `name`; 'linear' is the identity."""
+  """Return the activation function of Linen with this name; 'linear' is the identity."""
   if name == "linear":
     return lambda x: x
   function = getattr(nn, name, None)

@@ -1,4 +1,4 @@
-"""Relative position biases: what T5 has in place of position embeddings.
+"""Relative position biases, which T5 uses instead of position embeddings.
 
 An attention logit from query position q to key position k gets a learned bias, one for each head and
 each bucket of the distance k - q. Near distances have a bucket each, far ones share buckets that widen
@@ -16,7 +16,7 @@ from flax import linen as nn
 def relative_position_buckets(
   relative_positions: np.ndarray, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> np.ndarray:
-  """The bucket of each relative position.
+  """Return the bucket of each relative position.
 
   With n = num_buckets, halved where `bidirectional` (one half for keys up to the query, the other for
   keys after it), a distance d below n/2 has bucket d, and from there on bucket

@@ -1,4 +1,4 @@
-"""The trainer: the loop, what it reports, what ends it, and whose directory it is.
+"""The trainer: its loop, reports, signals, and the lock and the name of a run's directory.
 
-What a step computes is for `anystep.train.models`, what it is given for `anystep.train.datasets`.
+The computation of a step belongs in `anystep.train.models`, its data in `anystep.train.datasets`.
 """

@@ -1,4 +1,4 @@
-"""The run that a MODEL_DIR is of: a random name that each of its checkpoints carries."""
+"""Identity of a run: a random name in its MODEL_DIR and in each of its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAME = re.compile(r"[0-9a-f]{32}\Z")
 
 
 def new_run() -> str:
-  """A name that no other run has."""
+  """Return a name that no other run has."""
   return uuid.uuid4().hex
 
 
 def read_run(model_dir: epath.PathLike) -> str | None:
-  """The run that a directory is of; None where no run has begun there, or none that had a name.
+  """Return the name of a directory's run; None if no named run has begun there.
 
   Raises:
     AnystepError: 65 `run_invalid`.
@@ -47,7 +47,7 @@ def read_run(model_dir: epath.PathLike) -> str | None:
 
 
 def write_run(model_dir: epath.PathLike, run: str) -> None:
-  """Makes a directory that of a run, which it stays."""
+  """Give a directory its run's name; it keeps this name."""
   directory = epath.Path(model_dir)
   directory.mkdir(parents=True, exist_ok=True)
   document = {"version": _VERSION, "run": run}

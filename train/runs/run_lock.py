@@ -20,20 +20,20 @@ _FIX = (
 
 @contextlib.contextmanager
 def locked_run(model_dir: epath.PathLike) -> Iterator[None]:
-  """Keeps other runs out of a MODEL_DIR; one that it made and nothing came into is gone afterwards.
+  """Keep other runs out of a MODEL_DIR. A directory that this call made is removed if it is still empty.
 
   Raises:
-    AnystepError: 73 `run_active`, with who holds it and since when.
+    AnystepError: 73 `run_active`, with the process that holds it and the time since when.
   """
   if storage.is_remote(model_dir):
     print(f"{model_dir} is not locked: see that no other run trains there", file=sys.stderr)
     yield
     return
-  made = not os.path.exists(model_dir)
+  is_new = not os.path.exists(model_dir)
   try:
     with locked_directory(model_dir, kind="run_active", fix=_FIX):
       yield
   finally:
-    if made:
+    if is_new:
       with contextlib.suppress(OSError):
         os.rmdir(model_dir)

@@ -1,4 +1,4 @@
-"""A run's record of what every step was given and what it lost: what two runs are compared by."""
+"""Step log of a run: a digest of each step's batch, and its loss. Two runs are compared by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGER = re.compile(r"-?\d+\Z")
 
 
 class StepRecord(NamedTuple):
-  """One step: the digest of the arrays that it was given, and its loss per target token."""
+  """Record of a step: the digest of its batch's arrays, and its loss per target token."""
 
   step: int
   digest: str
@@ -31,12 +31,12 @@ class StepRecord(NamedTuple):
 
 
 class StepLog:
-  """Appends to one file of its own for each time that a run is started, a line a step.
+  """Writer of a step log. Each start of a run has its own file, with one line for each step.
 
   Args:
     model_dir: the run's directory.
-    start_step: the step that this start begins with; names the file.
-    process: this process's number; every process logs the rows that it holds.
+    start_step: first step of this start; part of the file's name.
+    process: number of this process; each process logs its own rows.
   """
 
   def __init__(self, model_dir: epath.PathLike, *, start_step: int, process: int = 0):
@@ -46,23 +46,23 @@ class StepLog:
     self._file = (folder / f"start-{starts:05d}-from-{start_step:09d}-process-{process:05d}.jsonl").open("w")
 
   def write(self, step: int, batch: Mapping[str, np.ndarray], loss: float) -> None:
-    """Records a step; the line is on its way to the disk when this returns."""
+    """Record a step, and flush the line to the operating system."""
     record = StepRecord(step, batch_digest(batch), loss)
     self._file.write(json.dumps(record._asdict()) + "\n")
     self._file.flush()
 
   def close(self) -> None:
-    """Closes the file."""
+    """Close the file."""
     self._file.close()
 
 
 def read_step_log(model_dir: epath.PathLike, *, process: int = 0) -> list[list[StepRecord]]:
-  """What a process logged, one list for each time that the run was started.
+  """Return the records of a process, one list for each start of the run.
 
   A last line that a kill cut short is left out.
 
   Raises:
-    AnystepError: 65 `step_log_invalid` where a line is none that a run writes.
+    AnystepError: 65 `step_log_invalid` if a line is not one that a run writes.
   """
   folder = epath.Path(model_dir) / _FOLDER
   return [list(_read(path)) for path in sorted(folder.glob(f"start-*-process-{process:05d}.jsonl"))]
@@ -97,5 +97,5 @@ def _parsed(line: bytes) -> StepRecord:
 
 
 def _number(text: str) -> int | float:
-  """A number as a line has it: a loss may be NaN or infinite."""
+  """Parse a number; a loss may be NaN or infinite."""
   return int(text) if _INTEGER.match(text) else float(text)

@@ -1,4 +1,4 @@
-"""What a run says of each step: in its step log, in TensorBoard and on the terminal."""
+"""Reports of each step: to the step log, TensorBoard and the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anystep.train.runs.step_log import StepLog
 
 
 class StepReporter:
-  """Tells the step log, TensorBoard and the progress bar of each step, one step late."""
+  """Reporter of steps to the step log, TensorBoard and the progress bar, one step late."""
 
   def __init__(self, model_dir: epath.PathLike, *, start_step: int, total_steps: int):
     self._log = StepLog(model_dir, start_step=start_step, process=jax.process_index())
@@ -40,12 +40,12 @@ class StepReporter:
     self._writer.close()
 
   def report_before(self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping[str, Any]) -> None:
-    """Reports the step before this one, and keeps this one for the next call."""
+    """Report the step before this one, and keep this one for the next call."""
     self.flush()
     self._pending = (step, batch, metrics)
 
   def flush(self) -> None:
-    """Reports the step that was kept.
+    """Report the step that was kept.
 
     Raises:
       AnystepError: 70 `loss_not_finite`.
@@ -54,7 +54,7 @@ class StepReporter:
       return
     (step, batch, metrics), self._pending = self._pending, None
     sums = {name: np.asarray(value) for name, value in metrics.items()}
-    # A batch without loss weights, as one of tombstones alone, has averages of 0.
+    # A batch without loss weights (of tombstones only) has averages of 0.
     tokens = sums["weight_sum"] or 1
     loss = float(sums["loss"] / tokens)
     self._log.write(step, local_values(batch), loss)

@@ -11,24 +11,24 @@ from anystep.errors import AnystepError, ExitCode
 
 
 class _Terminated(BaseException):
-  """Raised where SIGTERM came while there was nothing to save; no handler of errors is meant to catch it."""
+  """SIGTERM while there was nothing to save; a BaseException, so that no handler of errors catches it."""
 
 
 def preempted(**fields: object) -> AnystepError:
-  """The error with which a program ends that was asked to."""
+  """Return the error with which a program ends after SIGTERM."""
   return AnystepError(
     ExitCode.PREEMPTED, "preempted", **fields, got="SIGTERM", fix="run the same command again"
   )
 
 
 class Termination:
-  """Handles SIGTERM and Ctrl-C while its body runs, in the main thread; elsewhere it changes nothing.
+  """Handler of SIGTERM and Ctrl-C while its body runs in the main thread; in other threads it does nothing.
 
-  At first a SIGTERM ends the body at once, with 75 `preempted`. Between `defer` and `resume` it is noted
-  only: who runs a step looks at `requested` when it is done. A second SIGTERM ends the process as ever.
+  At first a SIGTERM ends the body at once, with 75 `preempted`. Between `defer` and `resume` it only sets
+  `requested`, and the training loop reads this after each step. A second SIGTERM kills the process.
 
-  Ctrl-C raises KeyboardInterrupt as ever. Where that came within a callback of a library, which loses it, the
-  next `defer` or `resume` raises it again.
+  Ctrl-C raises KeyboardInterrupt. A callback of a library may lose the exception; then the next `defer` or
+  `resume` raises it again.
 
   Attributes:
     requested: whether a SIGTERM came.
@@ -57,24 +57,24 @@ class Termination:
     if self._before:
       sys.unraisablehook = self._hook
     failed = kind is not None and not isinstance(error, KeyboardInterrupt)
-    # Whatever libraries made of what the handlers raised.
+    # Libraries may have turned the handlers' exceptions into others.
     if failed and self._interrupted:
       raise KeyboardInterrupt from None
     if failed and self.requested and not self._deferred:
       raise preempted() from None
 
   def _ignore_own(self, unraisable: sys.UnraisableHookArgs) -> None:
-    # Raised within a destructor or a callback of the garbage collector they are lost, but what came is noted.
+    # Python prints exceptions of destructors; ours are noted in the attributes already.
     if unraisable.exc_type not in (_Terminated, KeyboardInterrupt):
       self._hook(unraisable)
 
   def defer(self) -> None:
-    """From now on a SIGTERM is noted, and ends nothing."""
+    """Only note a SIGTERM from now on."""
     self._deferred = True
     self._raise_interrupt()
 
   def resume(self) -> None:
-    """From now on a SIGTERM ends the body at once, as one does that was noted."""
+    """End the body at a SIGTERM from now on, and now if one was noted."""
     self._deferred = False
     self._raise_interrupt()
     if self.requested:

@@ -148,7 +148,7 @@ def test_a_change_is_covered_at_its_step_and_before_and_not_after(tmp_path):
   def accepts(step):
     changes = [Change(name="a", was=[1], now=[2], step=step)]
     accepted = AcceptedChanges.read(tmp_path)
-    assert accepted.require(changes, kind="k", expected="e", fix="f") == []
+    assert accepted.require(changes, kind="resume_contract", expected="e", fix="f") == []
 
   record_accepted(tmp_path, [Change(name="a", was=[1], now=[2], step=6)])
   record_accepted(tmp_path, [Change(name="b", was=[], now=[None], step=9)])
@@ -156,7 +156,7 @@ def test_a_change_is_covered_at_its_step_and_before_and_not_after(tmp_path):
   (tmp_path / "accepted_changes" / "0002.json.0123456789ab").write_text("a write that was killed")
   accepts(6)
   accepts(3)
-  with pytest.raises(AnystepError, match="kind=k "):
+  with pytest.raises(AnystepError, match="kind=resume_contract "):
     accepts(7)
 
 
