@@ -1,4 +1,4 @@
-"""Which data `anystep-data` is asked about: a cache, a plan's file, or a model directory."""
+"""The data that `anystep-data` is asked about: caches, a plan's file, or a model directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anystep.tasks.data_program.arguments import joined, rates_of, task_unknown,
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.transforms.transform import Transform
 
-# What the order of a cache's rows follows from, where no plan says it.
+# Flags that decide the order of a cache's rows, where no plan says it.
 _ORDER_FLAGS = (
   *("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit"),
   "packing",
@@ -30,15 +30,15 @@ _ORDER_FLAGS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-  """What the command line names.
+class AskedData:
+  """Data that the command line names.
 
   Attributes:
     plan: the plan; None where it names caches and no batch size.
     roots: where caches are looked for.
     trained_steps: step of a model directory's newest checkpoint; None without a model directory.
-    caches: of the plan's tasks, or of all that are meant; none where nobody asked for them.
-    tasks: the names of those meant, which may be fewer than the plan's.
+    caches: of the plan's tasks, or of the tasks that are meant; none before they are opened.
+    tasks: names of the tasks that are meant, which may be fewer than the plan's.
   """
 
   plan: Plan | None
@@ -49,24 +49,24 @@ class Source:
 
   @property
   def known_plan(self) -> Plan:
-    """The plan, where one was asked for."""
+    """The plan, of data that has one."""
     assert self.plan is not None, "needs_plan"
     return self.plan
 
   @property
   def by_task(self) -> dict[str, Cache]:
-    """The caches by task name, where they are of one split."""
+    """Caches of one split, by task name."""
     return {cache.manifest.task: cache for cache in self.caches}
 
   @property
   def known_steps(self) -> range | None:
-    """All steps that there are to speak of: to the data's end, else those trained; None where none are."""
+    """All steps: to the data's end, else those trained; None if neither is known."""
     ends = [self.plan.num_steps if self.plan else None, self.trained_steps]
     return next((range(end) for end in ends if end), None)
 
 
-def find_named_plan(arguments: argparse.Namespace) -> Source | None:
-  """The plan that the command line names; None where it names none. No cache is opened.
+def find_named_plan(arguments: argparse.Namespace) -> AskedData | None:
+  """Return the plan that the command line names; None if it names none. No cache is opened.
 
   Raises:
     AnystepError: 64 `arguments`; 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
@@ -76,78 +76,78 @@ def find_named_plan(arguments: argparse.Namespace) -> Source | None:
     raise usage("--plan and --model_dir", "name one of them")
   roots = joined(getattr(arguments, "cache_dir", None))
   if path is not None:
-    return Source(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
+    return AskedData(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
   if model_dir is not None:
-    source = read_model_dir(model_dir)
-    # What is named, as by a mixture of caches, may lack those of the run's other tasks.
-    return dataclasses.replace(source, roots=joined([roots, [*source.roots]]))
+    asked = read_model_dir(model_dir)
+    # Roots on the command line may lack the caches of the run's other tasks.
+    return dataclasses.replace(asked, roots=joined([roots, [*asked.roots]]))
   return None
 
 
-def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Source:
-  """The plan that the command line names or describes; no cache is opened for one that it names.
+def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> AskedData:
+  """Return the plan that the command line names or describes; for a named plan no cache is opened.
 
   Args:
     arguments: the flags of this module, or some of them.
-    needs_plan: whether caches alone, all those below the root where no task is named, do not suffice.
+    needs_plan: whether a plan is required; else caches suffice, all below the root if no task is named.
 
   Raises:
     AnystepError: 64 `arguments`, `task_unknown`; 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`; of
       caches also as `open_cache` and `Plan.start`.
   """
-  source = find_named_plan(arguments)
-  if source is None:
+  asked = find_named_plan(arguments)
+  if asked is None:
     return _of_caches(arguments, needs_plan)
-  # What cuts features in counts of tokens may be asked of any plan.
+  # Lengths for counts of tokens go with any plan.
   flags = [*_ORDER_FLAGS, "feature_lengths"] if needs_plan else _ORDER_FLAGS
   clash = [f"--{name}" for name in flags if getattr(arguments, name, None) is not None]
   if clash:
     raise usage(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
   tasks = joined(arguments.task)
   for task in tasks:
-    if task not in source.known_plan.tasks:
-      raise task_unknown(task, source.known_plan.tasks)
-  return dataclasses.replace(source, tasks=tasks or source.known_plan.task_names)
+    if task not in asked.known_plan.tasks:
+      raise task_unknown(task, asked.known_plan.tasks)
+  return dataclasses.replace(asked, tasks=tasks or asked.known_plan.task_names)
 
 
-def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Source:
-  """What the command line names, its caches opened, its plan on them; arguments are those of `find_plan`.
+def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> AskedData:
+  """Return what the command line names with its caches opened; arguments are those of `find_plan`.
 
   Raises:
     AnystepError: as `find_plan`; 76 `plan_cache` for caches that the plan was not made for.
   """
-  source = find_plan(arguments, needs_plan=needs_plan)
-  return source if source.plan is None or source.caches else on_its_caches(source)
+  asked = find_plan(arguments, needs_plan=needs_plan)
+  return asked if asked.plan is None or asked.caches else on_its_caches(asked)
 
 
-def on_its_caches(source: Source) -> Source:
-  """A named plan with its caches opened.
+def on_its_caches(asked: AskedData) -> AskedData:
+  """Return a named plan with its caches opened.
 
   Raises:
     AnystepError: 64 `arguments` where nothing says where they are; as `open_cache` and `Plan.on_caches`.
   """
-  plan = source.known_plan
-  if not source.roots:
+  plan = asked.known_plan
+  if not asked.roots:
     raise usage("no --cache_dir", "add --cache_dir=ROOT, where the caches of the plan's tasks are")
-  caches = {name: find_cache(source.roots, name, plan.split) for name in plan.task_names}
-  return dataclasses.replace(source, plan=plan.on_caches(caches), caches=tuple(caches.values()))
+  caches = {name: find_cache(asked.roots, name, plan.split) for name in plan.task_names}
+  return dataclasses.replace(asked, plan=plan.on_caches(caches), caches=tuple(caches.values()))
 
 
 def find_order(arguments: argparse.Namespace) -> Plan:
-  """The plan that the command line names or describes, ready to say where units lie.
+  """Return the plan that the command line names or describes, ready to locate units.
 
   Raises:
     AnystepError: as `find_data`.
   """
-  source = find_plan(arguments)
-  tasks = source.known_plan.tasks.values()
-  if not source.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
-    source = find_data(arguments)
-  return source.known_plan
+  asked = find_plan(arguments)
+  tasks = asked.known_plan.tasks.values()
+  if not asked.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
+    asked = find_data(arguments)
+  return asked.known_plan
 
 
 def read_plan_or_model_dir(path: str) -> Plan:
-  """The plan of a file, or of a model directory.
+  """Read the plan of a file, or of a model directory.
 
   Raises:
     AnystepError: 66 `plan_missing`; 65 `plan_invalid`.
@@ -157,8 +157,8 @@ def read_plan_or_model_dir(path: str) -> Plan:
   return _read_plan(epath.Path(path))
 
 
-def read_model_dir(path: str) -> Source:
-  """A run's plan, where it has none its newest checkpoint's, its caches' roots and that checkpoint's step.
+def read_model_dir(path: str) -> AskedData:
+  """Read a run's plan, or else its newest checkpoint's, the roots of its caches and that checkpoint's step.
 
   Raises:
     AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
@@ -182,17 +182,17 @@ def read_model_dir(path: str) -> Source:
   plan = _read_plan(plan_path)
   caches = directory / names.DATA_CACHES
   roots = _read_roots(caches) if caches.exists() else []
-  return Source(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
+  return AskedData(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
 
 
 def find_tasks(roots: Iterable[str]) -> list[str]:
-  """Names of all tasks that have a complete cache below some roots."""
+  """Return names of all tasks that have a complete cache below some roots."""
   found: set[str] = set()
   pending: list[tuple[epath.Path, tuple[str, ...], tuple[str, ...]]]
   pending = [(epath.Path(root), (), ()) for root in roots]
   while pending:
     directory, parts, above = pending.pop()
-    # A link may lead back up; on a store there are none, and this only names the place.
+    # A link may lead back up. A store has no links: there this changes nothing.
     place = os.path.realpath(directory)
     if place in above:
       continue
@@ -202,14 +202,14 @@ def find_tasks(roots: Iterable[str]) -> list[str]:
       continue
     if parts and any(entry.name == names.COMPLETED for entry in entries):
       found.add(":".join(parts))
-    # On a store each question whether something is a directory is a request: a cache's files are not asked.
+    # On a store each `is_dir` is a request: do not make it for a cache's files.
     folders = [entry for entry in entries if _is_task_part(entry.name) and "-of-" not in entry.name]
     pending += [(entry, (*parts, entry.name), (*above, place)) for entry in folders if entry.is_dir()]
   return sorted(found, key=str.encode)
 
 
 def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
-  """The cache of a task that somebody named.
+  """Open the cache of a task that the command line names.
 
   Raises:
     AnystepError: as `find_cache`, and 64 `task_unknown` where there are caches, but none of it.
@@ -222,24 +222,24 @@ def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
     raise task_unknown(task, known, f"correct the name, or make its cache: {error.fix}") from error
 
 
-def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> Source:
+def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> AskedData:
   roots = joined(arguments.cache_dir)
   if not roots:
     raise usage(
       "no data",
       "add --cache_dir=ROOT and --task=NAME, or --plan=FILE and --cache_dir=ROOT, or --model_dir=DIR",
     )
-  rates, asked = rates_of(arguments), joined(arguments.task)
-  for task in asked if rates else ():
+  rates, task_names = rates_of(arguments), joined(arguments.task)
+  for task in task_names if rates else ():
     if task not in (rates or ()):
       raise task_unknown(task, rates or ())
   if getattr(arguments, "batch_size", None) is not None:
-    return _start(arguments, roots, rates, asked)
+    return _start(arguments, roots, rates, task_names)
   order = [f"--{name}" for name in _ORDER_FLAGS[1:] if getattr(arguments, name, None) is not None]
   if order or needs_plan:
     got = f"{', '.join(order) or 'caches'} without --batch_size"
     raise usage(got, "add --batch_size, or name a plan with --plan or --model_dir")
-  tasks = asked or find_tasks(roots)
+  tasks = task_names or find_tasks(roots)
   if not tasks:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -253,16 +253,16 @@ def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> Source:
     for task in tasks
     for split in ([arguments.split] if arguments.split else _splits(roots, task))
   ]
-  return Source(plan=None, roots=roots, trained_steps=None, caches=caches, tasks=tasks)
+  return AskedData(plan=None, roots=roots, trained_steps=None, caches=caches, tasks=tasks)
 
 
 def _start(
-  arguments: argparse.Namespace, roots: Sequence[str], rates: dict[str, str] | None, asked: Sequence[str]
-) -> Source:
-  """The plan that flags describe, on the caches that it is made of."""
-  if not (rates or asked):
+  arguments: argparse.Namespace, roots: Sequence[str], rates: dict[str, str] | None, task_names: Sequence[str]
+) -> AskedData:
+  """Return the plan that flags describe, on its caches."""
+  if not (rates or task_names):
     raise usage("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
-  caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or asked]
+  caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or task_names]
   lengths = arguments.feature_lengths or {}
   plan = Plan.start(
     caches,
@@ -275,13 +275,15 @@ def _start(
     transforms=task_readers(arguments.module_import, caches, lengths),
     **{name: getattr(arguments, name) for name in ("num_epochs", "epoch_policy", "lanes")},
   )
-  return Source(plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=asked or plan.task_names)
+  return AskedData(
+    plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=task_names or plan.task_names
+  )
 
 
 def task_readers(
   modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
-) -> dict[str, Transform] | None:
-  """What stands after the cache of each task, where modules say which register them; else None: not known.
+) -> Mapping[str, Transform] | None:
+  """Return the preprocessors after the cache, by task; None, for unknown, if no modules are named.
 
   Raises:
     AnystepError: as `registered_tasks` and `TaskReader`.
@@ -289,10 +291,9 @@ def task_readers(
   if not (modules and caches):
     return None
   tasks = registered_tasks(modules, caches)
-  from anystep.tasks.reading.task_reader import TaskReader
+  from anystep.tasks.reading.cached_tasks import make_readers
 
-  by_name = {cache.manifest.task: cache for cache in caches}
-  return {name: TaskReader(task, by_name[name], feature_lengths) for name, task in tasks.items()}
+  return make_readers(tasks, caches, feature_lengths)
 
 
 def _is_task_part(name: str) -> bool:
@@ -308,7 +309,7 @@ def _splits(roots: Sequence[str], task: str) -> list[str]:
     splits = sorted(read_completed(names.task_directory(root, task)))
     if splits:
       return splits
-  # A cache that is not there is open_cache's to report.
+  # `open_cache` reports a cache that is not there.
   return ["train"]
 
 

@@ -30,14 +30,20 @@ from anystep.tasks.data_program.arguments import (
   within,
   write_output,
 )
-from anystep.tasks.data_program.asked_data import Source, find_data
+from anystep.tasks.data_program.asked_data import AskedData, find_data
 from anystep.tasks.data_program.example_arguments import add_example_flags, example_indices
 from anystep.tasks.data_program.plan_commands import add_plan_commands
 from anystep.tasks.data_program.preview_command import add_preview_command
 from anystep.tasks.data_program.stats_page import stats_page
 from anystep.tasks.data_program.tables import print_objects, print_stats
 from anystep.tasks.registry.modules import registered_tasks
-from anystep.tasks.vocabularies.decoding import as_text, described, kept_vocabularies, printable, vocabularies
+from anystep.tasks.vocabularies.decoding import (
+  as_text,
+  describe_feature,
+  escape_unprintable,
+  rebuild_vocabularies,
+  vocabularies,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,18 +110,18 @@ def _what_was_at(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-  source = find_data(arguments)
-  caches = {task: source.by_task[task] for task in source.tasks}
+  asked = find_data(arguments)
+  caches = {task: asked.by_task[task] for task in asked.tasks}
   if arguments.module_import:
     known = vocabularies(registered_tasks(arguments.module_import, caches.values()))
   else:
-    known = kept_vocabularies(caches)
+    known = rebuild_vocabularies(caches)
     if not all(map(known.get, caches)):
       print(
         "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them",
         file=sys.stderr,
       )
-  for rows in _rows_by_step(source, arguments):
+  for rows in _rows_by_step(asked, arguments):
     _print_rows(
       [_with_features(row, caches[row["task"]], known.get(row["task"], {})) for row in rows], arguments
     )
@@ -126,7 +132,7 @@ def _with_features(row: Mapping[str, Any], cache: Cache, known: Mapping[str, Any
     {
       **example,
       "features": {
-        name: described(values, known.get(name)) for name, values in cache[example["index"]].items()
+        name: describe_feature(values, known.get(name)) for name, values in cache[example["index"]].items()
       },
     }
     for example in row["examples"]
@@ -138,48 +144,48 @@ def _when_was(arguments: argparse.Namespace) -> None:
   listed = None if arguments.tombstones is None else TombstoneList.read(arguments.tombstones)
   if listed is not None and arguments.task is None:
     arguments.task = [[listed.task]]
-  source = find_data(arguments)
-  task = _only_task(source)
-  steps = arguments.steps or source.known_steps
+  asked = find_data(arguments)
+  task = _only_task(asked)
+  steps = arguments.steps or asked.known_steps
   if steps is None:
     raise usage("a plan that never ends, of which nothing is trained", "add --steps=A:B")
-  plan, cache = source.known_plan, source.by_task[task]
+  plan, cache = asked.known_plan, asked.by_task[task]
   if listed is None:
     indices: Sequence[int] = example_indices(arguments, cache)
   else:
     plan.tasks[task].check_manifest(listed.task, listed.manifest_sha256)
     listed.check_indices(cache)
     indices = listed.indices
-  rows = [when_was(plan, source.by_task, task, index, steps) for index in indices]
+  rows = [when_was(plan, asked.by_task, task, index, steps) for index in indices]
   _print_rows(heapq.merge(*rows, key=lambda row: (row["step"], row["row"])), arguments)
 
 
 def _tombstone(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
   arguments.split = arguments.split or "train"
-  source = find_data(arguments, needs_plan=False)
-  cache = source.by_task[_only_task(source)]
+  asked = find_data(arguments, needs_plan=False)
+  cache = asked.by_task[_only_task(asked)]
   listed = TombstoneList.of(cache, example_indices(arguments, cache), reason=arguments.reason)
   write_output(arguments.output, listed.to_json(), arguments.overwrite)
   print(f"{arguments.output}: {len(listed.indices):,} examples of {listed.task} {listed.split}")
 
 
-def _only_task(source: Source) -> str:
-  if len(source.tasks) != 1:
-    raise usage(f"{len(source.tasks)} tasks: {', '.join(source.tasks)}", "add --task=NAME, one of them")
-  return source.tasks[0]
+def _only_task(asked: AskedData) -> str:
+  if len(asked.tasks) != 1:
+    raise usage(f"{len(asked.tasks)} tasks: {', '.join(asked.tasks)}", "add --task=NAME, one of them")
+  return asked.tasks[0]
 
 
-def _rows_by_step(source: Source, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def _rows_by_step(asked: AskedData, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
   """The rows that the arguments name, step by step."""
-  plan, rows = source.known_plan, None
+  plan, rows = asked.known_plan, None
   if arguments.row is not None:
     within("row", arguments.row, max(segment.batch_size for segment in plan.segments))
     rows = np.array([arguments.row])
   for step in arguments.steps:
     if rows is None or arguments.row < plan.segment_at(step).batch_size:
-      found = what_was_at(plan, source.by_task, step, rows)
-      yield [row for row in found if row["task"] in source.tasks]
+      found = what_was_at(plan, asked.by_task, step, rows)
+      yield [row for row in found if row["task"] in asked.tasks]
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], arguments: argparse.Namespace) -> None:
@@ -197,7 +203,7 @@ def _row_text(row: Mapping[str, Any]) -> str:
   )
   lines = []
   for example in row["examples"]:
-    origin = f"{printable(example['source_name'])} place {example['source_place']}"
+    origin = f"{escape_unprintable(example['source_name'])} place {example['source_place']}"
     silent = ", a tombstone: no loss" if "tombstone" in example else ""
     lines.append(f"{where}, example {example['index']} from {origin}{silent}")
     lines += [f"  {name}{as_text(feature)}" for name, feature in example.get("features", {}).items()]
@@ -220,20 +226,20 @@ def _verify(arguments: argparse.Namespace) -> None:
 def _stats(arguments: argparse.Namespace) -> None:
   if arguments.html is not None:
     check_output(arguments.html, arguments.overwrite)
-  source = find_data(arguments, needs_plan=False)
-  plan_lengths = source.plan.feature_lengths if source.plan else {}
+  asked = find_data(arguments, needs_plan=False)
+  plan_lengths = asked.plan.feature_lengths if asked.plan else {}
   lengths = plan_lengths if arguments.feature_lengths is None else arguments.feature_lengths
-  steps = arguments.steps or source.known_steps
-  if arguments.steps and source.plan is None:
+  steps = arguments.steps or asked.known_steps
+  if arguments.steps and asked.plan is None:
     raise usage("--steps without a plan", "add --batch_size, --plan or --model_dir")
-  if source.plan is not None and steps is not None:
-    source.plan.units(steps.start)  # Steps that there are not are refused before anything is counted.
-  stats = [_counted(cache) for cache in _caches_of(source)]
+  if asked.plan is not None and steps is not None:
+    asked.plan.units(steps.start)  # Steps that there are not are refused before anything is counted.
+  stats = [_counted(cache) for cache in _caches_of(asked)]
   caches = [found.to_json(lengths) for found in stats]
   shares = []
-  if source.plan is not None and steps is not None:
+  if asked.plan is not None and steps is not None:
     by_task = {found.task: found for found in stats}
-    shares = mixture_shares(source.plan, steps, by_task, feature_lengths=lengths)
+    shares = mixture_shares(asked.plan, steps, by_task, feature_lengths=lengths)
   if arguments.format == "jsonl":
     print_objects([*caches, *shares])
   else:
@@ -250,8 +256,8 @@ def _counted(cache: Cache) -> CacheStats:
     return CacheStats.of(cache, progress.update)
 
 
-def _caches_of(source: Source) -> list[Cache]:
-  return [cache for cache in source.caches if cache.manifest.task in source.tasks]
+def _caches_of(asked: AskedData) -> list[Cache]:
+  return [cache for cache in asked.caches if cache.manifest.task in asked.tasks]
 
 
 if __name__ == "__main__":

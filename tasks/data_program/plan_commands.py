@@ -26,7 +26,7 @@ from anystep.tasks.data_program.arguments import (
   write_output,
 )
 from anystep.tasks.data_program.asked_data import (
-  Source,
+  AskedData,
   find_named_plan,
   find_order,
   find_plan,
@@ -75,8 +75,8 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
 
 
 def _show(arguments: argparse.Namespace) -> None:
-  source = find_plan(arguments)
-  segments, whole = history(source.known_plan), totals(source.known_plan, source.trained_steps)
+  asked = find_plan(arguments)
+  segments, whole = history(asked.known_plan), totals(asked.known_plan, asked.trained_steps)
   if arguments.format == "jsonl":
     print_objects([*({"kind": "segment", **segment} for segment in segments), {"kind": "plan", **whole}])
   else:
@@ -99,16 +99,16 @@ def _start(arguments: argparse.Namespace) -> None:
 
 
 def _change(arguments: argparse.Namespace) -> None:
-  source = _named_plan(arguments)
-  plan, rates = source.known_plan, rates_of(arguments)
+  asked = _named_plan(arguments)
+  plan, rates = asked.known_plan, rates_of(arguments)
   if rates is None and arguments.batch_size is None and arguments.lanes is None:
     raise usage("nothing to change", "add --rates, --batch_size or --lanes")
   new = [name for name in rates or () if name not in plan.tasks]
-  if new and not source.roots:
+  if new and not asked.roots:
     raise task_unknown(new[0], plan.tasks, "correct the name, or add --cache_dir=ROOT where its cache is")
-  caches = [open_named_cache(source.roots, name, plan.split) for name in new]
+  caches = [open_named_cache(asked.roots, name, plan.split) for name in new]
   if any(task.unit_table for task in plan.tasks.values()):
-    plan = on_its_caches(source).known_plan
+    plan = on_its_caches(asked).known_plan
   changed = plan.change(
     arguments.step,
     rates=rates,
@@ -116,38 +116,38 @@ def _change(arguments: argparse.Namespace) -> None:
     lanes=arguments.lanes,
     caches=caches,
     transforms=task_readers(arguments.module_import, caches, plan.feature_lengths),
-    trained_steps=source.trained_steps or 0,
+    trained_steps=asked.trained_steps or 0,
     reason=arguments.reason,
   )
   _write_plan(changed, arguments)
 
 
 def _skip(arguments: argparse.Namespace) -> None:
-  source = _named_plan(arguments)
-  steps, trained_steps = arguments.steps, source.trained_steps or 0
-  skipped = source.known_plan.skip(
+  asked = _named_plan(arguments)
+  steps, trained_steps = arguments.steps, asked.trained_steps or 0
+  skipped = asked.known_plan.skip(
     steps.start, steps.stop, trained_steps=trained_steps, reason=arguments.reason
   )
   _write_plan(skipped, arguments)
 
 
 def _tombstone(arguments: argparse.Namespace) -> None:
-  source = _named_plan(arguments)
+  asked = _named_plan(arguments)
   lists = [TombstoneList.read(path) for path in arguments.list]
-  before = source.known_plan
-  plan = before.tombstone(arguments.step, lists, trained_steps=source.trained_steps or 0)
+  before = asked.known_plan
+  plan = before.tombstone(arguments.step, lists, trained_steps=asked.trained_steps or 0)
   write_output(arguments.output, plan.to_json(), arguments.overwrite)
   new = plan.tombstones[len(before.tombstones) :]
   count = sum(len(indices) for entry in new for indices in entry.indices.values())
   print(f"{arguments.output}: from step {arguments.step} on {count:,} examples less, sha256 {plan.sha256}")
 
 
-def _named_plan(arguments: argparse.Namespace) -> Source:
+def _named_plan(arguments: argparse.Namespace) -> AskedData:
   check_output(arguments.output, arguments.overwrite)
-  source = find_named_plan(arguments)
-  if source is None:
+  asked = find_named_plan(arguments)
+  if asked is None:
     raise usage("no plan", "add --plan=FILE or --model_dir=DIR")
-  return source
+  return asked
 
 
 def _batch(arguments: argparse.Namespace) -> None:
