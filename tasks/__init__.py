@@ -1,4 +1,4 @@
-"""What is learned: SeqIO tasks and mixtures, their sources, preprocessors, vocabularies and metrics.
+"""SeqIO tasks and mixtures: registry, sources, preprocessors, vocabularies and metrics.
 
 Tasks stand in modules of their own, which register them when they are imported (`--module_import`).
 """

@@ -1,4 +1,4 @@
-"""What `anystep-data` prints: tables for people, JSON lines for programs."""
+"""Output of `anystep-data`: tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from anystep.inspection.history import Difference
 from anystep.tasks.data_program.stats_page import bin_label, feature_columns, percent
-from anystep.tasks.vocabularies.decoding import printable
+from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 # Where no terminal shows them, tables are as wide as they need to be.
 # Of a list that is long.
@@ -45,7 +45,7 @@ def print_table(
   for place, name in enumerate(header):
     table.add_column(name, justify="left" if place == 0 or name in left else "right", overflow="fold")
   for row in rows:
-    table.add_row(*(printable(_cell(cell)) for cell in row))
+    table.add_row(*(escape_unprintable(_cell(cell)) for cell in row))
   if terminal:
     console = Console(markup=False, emoji=False, highlight=False)
     console.print(title, style="bold")
@@ -152,7 +152,7 @@ def _cell(value: object) -> str:
 
 
 def _side(value: object) -> str:
-  """What a plan says of a field; a mapping is a task or segment that the other plan does not have."""
+  """Format a plan's value of a field; a mapping is a task or segment that only this plan has."""
   if isinstance(value, list) and len(value) > _SHOWN_ITEMS:
     return f"{', '.join(map(str, value[:_SHOWN_ITEMS]))}, … ({len(value):,})"
   return "is there" if isinstance(value, Mapping) else _cell(value)

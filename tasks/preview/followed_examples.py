@@ -30,13 +30,13 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Followed:
-  """An example that is followed.
+  """Example that is followed through the steps.
 
   Attributes:
     label: its number in the source shard, with `.0` for the first of several.
-    place: where it is among all examples at this step.
-    siblings: how many came of the same one.
-    parent: of which of those followed before the step it came; None for a new one.
+    place: position among all examples at this step.
+    siblings: number of results of the same parent.
+    parent: position of its parent among the examples followed before the step; None for a new example.
   """
 
   label: str
@@ -47,14 +47,14 @@ class Followed:
 
 @dataclasses.dataclass(frozen=True)
 class Following:
-  """Where the followed examples are after a step.
+  """Followed examples after a step.
 
   Attributes:
     examples: tensors of all examples after the step, from the shard's first on.
-    spec: what TensorFlow says of one.
-    followed: those that are.
-    dropped: labels of those that are not left.
-    notes: what is to be known, in sentences.
+    spec: TensorFlow's `element_spec` of one example.
+    followed: the followed examples that are left.
+    dropped: labels of the followed examples that were dropped.
+    notes: notes for the user, in sentences.
   """
 
   examples: Sequence[Any]
@@ -68,21 +68,21 @@ class StepFailed(Exception):
   """A preprocessor raised.
 
   Attributes:
-    said: what was raised, on one line.
-    label: which example it was given; None where that is not known.
+    message: the error on one line.
+    label: label of the example that failed; None if it is not known.
     example: its tensors.
   """
 
   def __init__(self, cause: Exception, label: str | None = None, example: Any = None):
     super().__init__(cause)
     self.cause = cause
-    self.said = said(cause)
+    self.message = format_failure(cause)
     self.label = label
     self.example = example
 
 
 class FollowedExamples:
-  """Runs a task's preprocessors, each on what the one before it made, and finds what came of what.
+  """Run of a task's preprocessors, step by step, that follows examples to their results.
 
   Random draws are the cache job's for the source shard (those after the cache as with `--cache_at=end`), for
   each preprocessor is given all examples from the shard's first on.
@@ -130,7 +130,7 @@ class FollowedExamples:
     self.now = Following(examples, source.element_spec, followed, notes=notes)
 
   def step(self, preprocessor: Callable) -> None:
-    """Goes on through a preprocessor.
+    """Run the next preprocessor.
 
     Raises:
       StepFailed: for an example that is followed, or for one before it.
@@ -140,26 +140,26 @@ class FollowedExamples:
       self._seed = self._seed_after_cache(len(self._steps) - 1)
       return
     before = self.now
-    run, spec = self._built(preprocessor)
+    run, spec = self._build(preprocessor)
     num_given = len(before.examples)
     results, error = run(num_given)
     if error is not None:
-      num_given = self._last_that_passes(run)
+      num_given = self._find_last_passing(run)
       if not before.followed or num_given <= before.followed[-1].place:
         labels = {example.place: example.label for example in before.followed}
         given = before.examples[num_given] if num_given >= 0 else None
         raise StepFailed(error, labels.get(num_given), given) from error
       results, _ = run(num_given)
-    self.now = self._traced(run, results, num_given, spec)
+    self.now = self._trace(run, results, num_given, spec)
 
-  def _built(self, preprocessor: Callable) -> tuple[Callable[[int], tuple[list[Any], Exception | None]], Any]:
-    """The preprocessor as a function of how many of the examples it is given; and what it makes."""
+  def _build(self, preprocessor: Callable) -> tuple[Callable[[int], tuple[list[Any], Exception | None]], Any]:
+    """Build a function from a number of examples to the preprocessor's results, and their `element_spec`."""
     before, limit = self.now, [0]
     source = tf.data.Dataset.from_generator(
       lambda: iter(before.examples[: limit[0]]), output_signature=before.spec
     )
     try:
-      dataset, self._seed = self._applied(source, preprocessor, self._seed)
+      dataset, self._seed = self._apply(source, preprocessor, self._seed)
     except Exception as error:
       first = before.followed[:1]
       raise StepFailed(
@@ -177,8 +177,8 @@ class FollowedExamples:
 
     return run, dataset.element_spec
 
-  def _traced(self, run: Callable, results: list[Any], num_given: int, spec: Any) -> Following:
-    """Which results came of the followed examples: those that come with one and do not without it."""
+  def _trace(self, run: Callable, results: list[Any], num_given: int, spec: Any) -> Following:
+    """Find the results of each followed example: those that a run with it has, and one without it has not."""
     before = self.now
 
     @functools.cache
@@ -191,7 +191,7 @@ class FollowedExamples:
     if any(part != contents[: len(part)] for pair in ranges for part in pair):
       if sorted(_contents(run(num_given)[0]), key=repr) == sorted(contents, key=repr):
         note = "what it makes of an example depends on those beside it: other examples, numbered anew"
-        return self._restarted(note, spec)
+        return self._restart(note, spec)
       notes.append("each run of it makes something else: it draws, but not by SeqIO's seeds")
     followed, dropped = [], []
     for parent, (example, (without, together)) in enumerate(zip(before.followed, ranges, strict=True)):
@@ -204,11 +204,11 @@ class FollowedExamples:
       else:
         dropped.append(example.label)
     if before.followed and not followed:
-      return self._restarted("the first that are left, numbered anew", spec, dropped)
+      return self._restart("the first that are left, numbered anew", spec, dropped)
     return Following(results, spec, followed, dropped, notes)
 
-  def _restarted(self, note: str, spec: Any, dropped: Sequence[str] = ()) -> Following:
-    """The first examples that come through all steps up to here, of as much of the source as that takes."""
+  def _restart(self, note: str, spec: Any, dropped: Sequence[str] = ()) -> Following:
+    """Follow new examples, the first that pass all steps so far; read as much of the source as needed."""
     # The cache job joins no shards: others are read only where there is too little in this one.
     results = self._from_start(1)
     if len(results) < self._num_examples:
@@ -230,7 +230,7 @@ class FollowedExamples:
         if isinstance(step, seqio.CacheDatasetPlaceholder):
           seed = self._seed_after_cache(place)
         else:
-          dataset, seed = self._applied(dataset, step, seed)
+          dataset, seed = self._apply(dataset, step, seed)
       return list(dataset.take(self._num_examples + _MORE_EXAMPLES))
     except Exception as error:
       raise StepFailed(error) from error
@@ -248,7 +248,7 @@ class FollowedExamples:
     """As `seqio.Task.preprocess_postcache` has it."""
     return self._base_seed + 42 * place
 
-  def _applied(
+  def _apply(
     self, dataset: tf.data.Dataset, preprocessor: Callable, seed: int
   ) -> tuple[tf.data.Dataset, int]:
     """The preprocessor's dataset, and the seed of the next one's draws."""
@@ -269,8 +269,8 @@ class FollowedExamples:
       raise failure
     return dataset, next_seed
 
-  def _last_that_passes(self, run: Callable) -> int:
-    """How many examples it can be given without failing; -1 where it needs none to fail."""
+  def _find_last_passing(self, run: Callable) -> int:
+    """Return the number of examples that pass without an error; -1 if even no example fails."""
     passes, fails = -1, len(self.now.examples)
     while fails - passes > 1:
       middle = (passes + fails) // 2
@@ -279,7 +279,7 @@ class FollowedExamples:
 
 
 def has_split(task: seqio.Task, split: str) -> bool:
-  """Whether the task's source has a split.
+  """Return whether the task's source has a split.
 
   Raises:
     AnystepError: 66 `source_unreadable`.
@@ -306,7 +306,7 @@ def source_shard(task: seqio.Task, split: str, shard: int, *, seed: int | None =
 
 @contextlib.contextmanager
 def source_errors(task: seqio.Task, split: str) -> Iterator[None]:
-  """Makes an `AnystepError` of what a source raises."""
+  """Turn errors of a source into an `AnystepError`."""
   try:
     yield
   except AnystepError:
@@ -317,13 +317,13 @@ def source_errors(task: seqio.Task, split: str) -> Iterator[None]:
       "source_unreadable",
       task=task.name,
       split=split,
-      got=said(error),
+      got=format_failure(error),
       fix="see to the source's files",
     ) from error
 
 
-def said(error: Exception) -> str:
-  """What was raised, on one line without TensorFlow's graphs, and in which line of the user's."""
+def format_failure(error: Exception) -> str:
+  """Format an error on one line, without TensorFlow's graphs, with the line of user code that raised it."""
   if isinstance(error, AnystepError):
     return str(error)
   text = str(getattr(error, "message", None) or error)
@@ -337,7 +337,7 @@ def said(error: Exception) -> str:
 
 
 def _contents(examples: Sequence[Any]) -> list[Any]:
-  """Examples as things to compare: NaNs, and zeros of either sign, by their bits."""
+  """Convert examples to comparable values: NaNs, and zeros of either sign, by their bits."""
   return [
     [_bits(tensor.numpy()) for tensor in tf.nest.flatten(example, expand_composites=True)]
     for example in examples

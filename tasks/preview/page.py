@@ -8,7 +8,7 @@ import numpy as np
 
 from anystep.programs.html_page import as_html, html_page
 from anystep.tasks.preview.values import Example, Piece, Preview, Stage, Value
-from anystep.tasks.vocabularies.decoding import printable
+from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 # So much is shown of what is longer: from its start and from its end.
 _CHARACTERS = (1500, 300)
@@ -162,7 +162,9 @@ def _aligned(side: str, features: Sequence[tuple[str, Value]], full: bool) -> st
   rows = [f"<tr><th>place</th>{head}</tr>"]
   for name, value in features:
     if value.is_tokens:
-      cells = [f'<td title="{p.id}">{as_html(printable(p.text)) or "·"}</td>' for p in value.pieces(0, stop)]
+      cells = [
+        f'<td title="{p.id}">{as_html(escape_unprintable(p.text)) or "·"}</td>' for p in value.pieces(0, stop)
+      ]
     else:
       cells = [f"<td>{as_html(v)}</td>" for v in np.asarray(value.values)[:stop].tolist()]
     rows.append(f"<tr><th>{as_html(name.removeprefix(f'{side}_'))}</th>{''.join(cells)}</tr>")

@@ -13,15 +13,15 @@ from anystep.order.packing import PackingPolicy
 from anystep.tasks.preview.followed_examples import (
   FollowedExamples,
   StepFailed,
+  format_failure,
   has_split,
-  said,
   source_errors,
   source_shard,
   source_shards,
 )
 from anystep.tasks.preview.stages import MODELS, ShownStages, step_title
 from anystep.tasks.preview.values import Preview, Stage
-from anystep.tasks.reading.preprocessor_graph import validated
+from anystep.tasks.reading.preprocessor_graph import validate
 from anystep.tasks.vocabularies.decoding import vocabularies
 
 
@@ -104,7 +104,7 @@ def _add_model_stages(
 ) -> AnystepError | None:
   """Adds what comes after the preprocessors; returns what is wrong with it."""
   try:
-    validated(task, types.SimpleNamespace(element_spec=examples.now.spec))
+    validate(task, types.SimpleNamespace(element_spec=examples.now.spec))
     if feature_lengths is None or not examples.now.followed:
       return None
     model = model or _fitting_model(task, feature_lengths)
@@ -169,7 +169,7 @@ def _check_preprocessors(task: seqio.Task, feature_lengths: Mapping[str, int] | 
       ExitCode.CONFIG,
       "preprocessors_refused",
       task=task.name,
-      got=said(error),
+      got=format_failure(error),
       fix="move it below the placeholder",
     ) from error
   for preprocessor in preprocessors:
@@ -180,7 +180,7 @@ def _check_preprocessors(task: seqio.Task, feature_lengths: Mapping[str, int] | 
 
 
 def _needs_lengths(preprocessor: Callable) -> bool:
-  """Whether it cannot be called without SeqIO's sequence_length."""
+  """Return whether a preprocessor requires SeqIO's sequence_length."""
   if isinstance(preprocessor, seqio.CacheDatasetPlaceholder):
     return False
   try:
@@ -214,7 +214,7 @@ def _check_vocabularies(task: seqio.Task) -> None:
         "vocabulary_missing",
         task=task.name,
         feature=name,
-        got=said(error),
+        got=format_failure(error),
         fix="see to the vocabulary's file",
       ) from error
 
@@ -288,6 +288,6 @@ def _step_error(failure: StepFailed, where: Mapping[str, str]) -> AnystepError:
     "preprocessor_failed",
     **where,
     **({} if failure.label is None else {"example": failure.label}),
-    got=failure.said,
+    got=failure.message,
     fix="mend the preprocessor, or what stands before it: the example that it was given is shown",
   )

@@ -1,4 +1,4 @@
-"""What is shown of examples after each step: features, what changed, what is cut, what the model gets."""
+"""Stages of examples after each step: features, changes, cuts, and the model's features."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class ShownStages:
       features = self._values(failure.example)
       label = failure.label or "that is not shown above"
       given = [Example(label=label, features=features, changed=tuple(features))]
-    return Stage(kind="preprocessor", name=name, arguments=arguments, examples=given, problem=failure.said)
+    return Stage(kind="preprocessor", name=name, arguments=arguments, examples=given, problem=failure.message)
 
   def trimmed(self, feature_lengths: Mapping[str, int], *, joined: bool) -> Stage:
-    """What is cut from the examples.
+    """Return the stage at which examples are cut to the feature lengths.
 
     Args:
       feature_lengths: where features are cut.
@@ -154,7 +154,7 @@ class ShownStages:
     return records.tolist(), np.diff(starts)
 
   def _model_vocabulary(self, model: str, name: str) -> Any:
-    """What makes text of a model's feature; None where it is no tokens."""
+    """Return the vocabulary of a model's feature; None if it has no tokens."""
     if model == "pass_through":
       return self._vocabularies.get(name)
     if model == "maxtext":

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anystep.tasks.preview.values import Example, Piece, Preview, Stage, Value
-from anystep.tasks.vocabularies.decoding import printable
+from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 # So much is shown of what is longer: from its start and from its end.
 _CHARACTERS = (220, 60)
@@ -36,8 +36,8 @@ def preview_text(preview: Preview, *, full: bool = False) -> RenderableType:
     full: whether long values are shown whole.
   """
   head = Text.assemble(
-    (printable(preview.task), "bold"),
-    f" {printable(preview.split)}, source shard {printable(preview.source_shard)}",
+    (escape_unprintable(preview.task), "bold"),
+    f" {escape_unprintable(preview.split)}, source shard {escape_unprintable(preview.source_shard)}",
   )
   return Group(
     head, *_notes(preview.notes), *(_stage(k, stage, full) for k, stage in enumerate(preview.stages)), Text()
@@ -56,7 +56,7 @@ def print_previews(previews: Iterable[Preview], *, full: bool = False) -> None:
 
 
 def preview_picture(previews: Iterable[Preview], *, full: bool = False) -> str:
-  """What `print_previews` draws, as an SVG picture."""
+  """Draw the output of `print_previews` as an SVG picture."""
   console = Console(file=io.StringIO(), record=True, width=_PICTURE_WIDTH, **_AS_IT_IS)
   console.print(*(preview_text(made, full=full) for made in previews))
   picture = console.export_svg(title="anystep-data preview", unique_id="preview")
@@ -69,16 +69,16 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
     return Group(Text(), Rule(Text(stage.name, "bold yellow"), align="left", style="yellow"))
   title = Text.assemble(
     (f"{number} ", "dim"),
-    (printable(stage.name), "bold red" if stage.problem else "bold"),
-    (printable(stage.bound), "dim"),
+    (escape_unprintable(stage.name), "bold red" if stage.problem else "bold"),
+    (escape_unprintable(stage.bound), "dim"),
   )
   lines: list[RenderableType] = [Text(), Rule(title, align="left", style="dim"), *_notes(stage.notes)]
   if stage.left:
     lines.append(Text(stage.left, "yellow"))
   if stage.problem is not None:
-    lines.append(Text(f"raised {printable(stage.problem)}", "red"))
+    lines.append(Text(f"raised {escape_unprintable(stage.problem)}", "red"))
   for example in stage.examples:
-    label = f"{'given: ' if stage.problem else ''}example {printable(example.label)}"
+    label = f"{'given: ' if stage.problem else ''}example {escape_unprintable(example.label)}"
     lines += [
       Text.assemble((label, "cyan"), (example.of_how_many, "yellow")),
       _features(stage, example, full),
@@ -89,11 +89,11 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
 
 
 def _notes(notes: Iterable[str]) -> list[RenderableType]:
-  return [Text(printable(note), "dim italic") for note in notes]
+  return [Text(escape_unprintable(note), "dim italic") for note in notes]
 
 
 def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
-  """What changed, with its values; of what did not, and of what is gone, the names."""
+  """Format the changed features with values, and the names of unchanged and removed ones."""
   grid = Table.grid(padding=(0, 1))
   grid.add_column()
   grid.add_column(style="dim", justify="right")
@@ -109,7 +109,7 @@ def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
   same = [name for name in example.features if name not in example.changed]
   for title, names in (("as before", same), ("gone", example.removed)):
     if names:
-      grid.add_row("", title, Text(printable(", ".join(names)), "dim"))
+      grid.add_row("", title, Text(escape_unprintable(", ".join(names)), "dim"))
   return Padding(grid, _INDENT)
 
 
@@ -118,7 +118,7 @@ _Lines = Iterable[tuple[str, Text]]
 
 
 def _add(grid: Table, name: str, lines: _Lines) -> None:
-  title = Text(printable(name), "bold")
+  title = Text(escape_unprintable(name), "bold")
   for form, content in lines:
     grid.add_row(title, form, content)
     title = Text()
@@ -169,20 +169,22 @@ def _tokens_text(value: Value, total: int, full: bool) -> Text:
 
 
 def _piece(piece: Piece) -> tuple[str, str]:
-  return printable(piece.text), "magenta" if piece.is_special else ""
+  return escape_unprintable(piece.text), "magenta" if piece.is_special else ""
 
 
 def _shortened(text: str, full: bool) -> Text:
   head, tail = _CHARACTERS
   if full or len(text) <= head + tail:
-    return Text(printable(text))
+    return Text(escape_unprintable(text))
   gap = (f" … {len(text) - head - tail:,} characters … ", "dim")
-  return Text.assemble(printable(text[:head]), gap, printable(text[-tail:]))
+  return Text.assemble(escape_unprintable(text[:head]), gap, escape_unprintable(text[-tail:]))
 
 
 def _shortened_list(values: Sequence[object], full: bool) -> list[str]:
   head, tail = _IDS
-  texts = [printable(str(value)) for value in (values if full else [*values[:head], *values[head:][-tail:]])]
+  texts = [
+    escape_unprintable(str(value)) for value in (values if full else [*values[:head], *values[head:][-tail:]])
+  ]
   if len(texts) < len(values):
     texts.insert(head, f"… {len(values) - len(texts):,} more …")
   return texts
@@ -193,7 +195,7 @@ def _aligned(side: str, features: Sequence[tuple[str, Value]], full: bool) -> Ta
   table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
   table.add_column("place", justify="right")
   for name, _ in features:
-    table.add_column(printable(name.removeprefix(f"{side}_")))
+    table.add_column(escape_unprintable(name.removeprefix(f"{side}_")))
   length = len(features[0][1].values)
   used = max(value.used for _, value in features)
   for place in _places(used, length, full):

@@ -1,4 +1,4 @@
-"""What a preview shows: stages of a task's pipeline, each with examples, whose features are values."""
+"""Data of a preview: stages of a task's pipeline, their examples, and the features' values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from anystep.errors import AnystepError
 from anystep.features.ragged import Ragged
-from anystep.tasks.vocabularies.decoding import described, readable
+from anystep.tasks.vocabularies.decoding import decode_readable, describe_feature
 
 # A token's text is what it adds to that of so many tokens before it: enough for a letter of several bytes.
 _TOKENS_BEFORE = 8
 
 
 class Piece(NamedTuple):
-  """A token: its id, its own part of the text, and whether it is a sentinel, the end or padding."""
+  """Token with its id, its own part of the text, and a flag for sentinels, the end and padding."""
 
   id: int
   text: str
@@ -31,8 +31,8 @@ class Value:
 
   Attributes:
     values: of any shape; `Ragged` for rows whose lengths differ.
-    vocabulary: makes text of token ids; None where they are no tokens.
-    kept: so many tokens are within the feature's length; None where nothing is cut.
+    vocabulary: decodes token ids; None if the values are no tokens.
+    kept: number of tokens within the feature's length; None if nothing is cut.
   """
 
   values: np.ndarray | Ragged
@@ -41,12 +41,12 @@ class Value:
 
   @property
   def is_tokens(self) -> bool:
-    """Whether these are token ids that have a text."""
+    """True if the values are token ids with a text."""
     return self.vocabulary is not None and self.values.ndim == 1 and self.values.dtype.kind in "iu"
 
   @property
   def form(self) -> str:
-    """What this is and how much of it: "31 tokens", "25 characters", "2 texts", "int64"."""
+    """Kind and amount of the values: "31 tokens", "25 characters", "2 texts", "int64"."""
     if self.kept is not None:
       return f"{self.kept:,} of {len(self.values):,} kept"
     kind = "texts" if self.values.dtype.hasobject else str(self.values.dtype)
@@ -57,12 +57,12 @@ class Value:
 
   @property
   def cut(self) -> int:
-    """How many tokens are beyond the feature's length."""
+    """Number of tokens beyond the feature's length."""
     return 0 if self.kept is None else len(self.values) - self.kept
 
   @property
   def used(self) -> int:
-    """How many places of a sequence there are up to the last that is not zero."""
+    """Length of a sequence up to its last value that is not zero."""
     array = np.asarray(self.values)
     return len(array) if array.dtype.hasobject else int(np.flatnonzero(array).max(initial=-1)) + 1
 
@@ -80,13 +80,13 @@ class Value:
 
   def to_json(self) -> dict[str, Any]:
     """As `anystep-data show` has it, with `ids` besides the text of tokens and what is `cut` of them."""
-    found = described(self.values, self.vocabulary)
+    found = describe_feature(self.values, self.vocabulary)
     if self.is_tokens:
       found["ids"] = np.asarray(self.values).tolist()
     if self.kept is not None:
       found["cut"] = self.cut
       if self.cut:
-        tail = described(self.values[self.kept :], self.vocabulary)
+        tail = describe_feature(self.values[self.kept :], self.vocabulary)
         found |= {f"cut_{name}": tail[name] for name in ("text", "values") if name in tail}
     return found
 
@@ -96,15 +96,15 @@ class Value:
 
   def _special(self, token: int) -> str:
     # What stands at the end `readable` leaves out.
-    return "<pad>" if token == self.vocabulary.pad_id else readable(np.array([token]), self.vocabulary)
+    return "<pad>" if token == self.vocabulary.pad_id else decode_readable(np.array([token]), self.vocabulary)
 
   def _own_text(self, ids: np.ndarray, run: int, place: int) -> str:
     first = max(run, place - _TOKENS_BEFORE)
-    before = readable(ids[first:place], self.vocabulary)
-    text = readable(ids[first : place + 1], self.vocabulary)
+    before = decode_readable(ids[first:place], self.vocabulary)
+    text = decode_readable(ids[first : place + 1], self.vocabulary)
     if text.startswith(before):
       return text[len(before) :]
-    return readable(ids[place : place + 1], self.vocabulary)
+    return decode_readable(ids[place : place + 1], self.vocabulary)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,7 +127,7 @@ class Example:
 
   @property
   def of_how_many(self) -> str:
-    """What follows its label where it is one of several."""
+    """Text after the label if the example is one of several."""
     return f", the first of {self.siblings:,} that one became" if self.siblings > 1 else ""
 
   def lines(self) -> Iterator[tuple[str, Value, bool]]:
@@ -196,7 +196,7 @@ class Stage:
 
   @property
   def left(self) -> str:
-    """How many examples are left, where some are not."""
+    """Number of examples that are left, if some are dropped."""
     if not self.dropped or self.given is None:
       return ""
     return f"{self.given - len(self.dropped)} of {self.given} left, dropped: {', '.join(self.dropped)}"

@@ -1,6 +1,6 @@
-"""What a SeqIO task does to examples after the cache, exactly and at any step.
+"""A SeqIO task's preprocessors after the cache, run exactly and at any step.
 
-With or without TensorFlow, to the same bits. What stands before the cache runs in the cache job.
+They give the same bits with and without TensorFlow. Preprocessors before the cache run in the cache job.
 """
 
 from anystep.lazy import lazy_names

@@ -13,7 +13,7 @@ import seqio
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch, Ragged
 from anystep.tasks.preprocessors import lm, random_chunk, span_corruption, span_corruption_chunk
-from anystep.tasks.reading.span_corruption import corrupted_spans, noise_counts, random_chunks
+from anystep.tasks.reading.span_corruption import corrupt_spans, cut_random_chunks, noise_counts
 
 # What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
 _MAPPED_CODE = seqio.preprocessors.truncate_inputs_left.__code__
@@ -31,24 +31,24 @@ class _Draw(NamedTuple):
   """A random preprocessor.
 
   Attributes:
-    num_seeds: seed pairs that it is given.
-    made: the features that it makes.
-    run: makes them of a batch and of seeds, `(rows, num_seeds, 2) int64`.
+    num_seeds: number of its seed pairs.
+    outputs: the features that it makes.
+    run: makes them from a batch and seeds, `(rows, num_seeds, 2) int64`.
   """
 
   num_seeds: int
-  made: Mapping[str, Feature]
+  outputs: Mapping[str, Feature]
   run: Callable[[Batch, np.ndarray], Batch]
 
 
 class NativePreprocessors:
-  """Preprocessors that are understood, with the results that SeqIO has and without TensorFlow.
+  """Known preprocessors, run without TensorFlow and with SeqIO's results.
 
   Made by `NativePreprocessors.of`.
 
   Attributes:
-    features: those of the preprocessed examples.
-    num_seeds: how many seed pairs each preprocessor asks for.
+    features: features of the preprocessed examples.
+    num_seeds: number of seed pairs of each preprocessor.
     appended_tokens: as that of `anystep.transforms.Transform`.
   """
 
@@ -71,56 +71,56 @@ class NativePreprocessors:
     output_features: Mapping[str, seqio.Feature],
     feature_lengths: Mapping[str, int],
   ) -> NativePreprocessors | None:
-    """The preprocessors where each is understood, and sure to work on the features; else None.
+    """Return the preprocessors if each is known and works on the features; else None.
 
     Args:
       preprocessors: as `seqio.Task` takes them.
-      features: those of the examples that they are given.
-      output_features: the task's.
-      feature_lengths: what SeqIO calls `sequence_length`.
+      features: features of the cached examples.
+      output_features: the task's output features.
+      feature_lengths: SeqIO's `sequence_length`.
 
     Raises:
       AnystepError: 78 `feature_length`, as `span_corruption` does.
     """
     steps: list[_Draw | Sequence[_Edit]] = []
-    made = dict(features)
+    results = dict(features)
     for preprocessor in preprocessors:
-      step = _step_of(preprocessor, made, output_features, feature_lengths)
+      step = _recognize(preprocessor, results, output_features, feature_lengths)
       if isinstance(step, _Draw):
-        made.update(step.made)
-      elif step is None or not all(_works(edit, made.get(edit.feature)) for edit in step):
+        results.update(step.outputs)
+      elif step is None or not all(_is_exact(edit, results.get(edit.feature)) for edit in step):
         return None
       steps.append(step)
     edits = [edit for step in steps if not isinstance(step, _Draw) for edit in step]
     is_random = any(isinstance(step, _Draw) for step in steps)
-    return cls(steps, made, None if is_random else _appended_tokens(edits, made, feature_lengths))
+    return cls(steps, results, None if is_random else _appended_tokens(edits, results, feature_lengths))
 
   def __call__(self, batch: Batch, seeds: Mapping[str, np.ndarray]) -> dict[str, Ragged | np.ndarray]:
-    """The preprocessed examples; what is not changed is not copied.
+    """Preprocess examples; unchanged features are not copied.
 
     Args:
       batch: the examples.
-      seeds: by a random preprocessor's place, as text, its seed pairs: `(rows, pairs, 2) int64`.
+      seeds: seed pairs by the position, as text, of a random preprocessor: `(rows, pairs, 2) int64`.
     """
     result = dict(batch)
-    for place, step in enumerate(self._steps):
+    for position, step in enumerate(self._steps):
       if isinstance(step, _Draw):
-        result.update(step.run(result, seeds[str(place)]))
+        result.update(step.run(result, seeds[str(position)]))
         continue
       for name, kind, value in step:
         feature = result[name]
         assert isinstance(feature, Ragged)
-        result[name] = _appended(feature, value) if kind == "append" else _cut(feature, kind, value)
+        result[name] = _append(feature, value) if kind == "append" else _cut(feature, kind, value)
     return result
 
 
-def _step_of(
+def _recognize(
   preprocessor: Callable,
   features: Mapping[str, Feature],
   output_features: Mapping[str, seqio.Feature],
   feature_lengths: Mapping[str, int],
 ) -> _Draw | list[_Edit] | None:
-  """What a preprocessor does, None where it is not known."""
+  """Return a preprocessor's step; None if the preprocessor is not known."""
   bound: dict[str, Any] = {}
   if isinstance(preprocessor, functools.partial):
     if preprocessor.args:
@@ -173,14 +173,14 @@ def _random_chunk(
   length = lengths.get(feature)
   if chunked is None or len(chunked.shape) != 1 or type(length) is not int or length < 0:
     return None
-  made = {feature: Feature(dtype=chunked.dtype, shape=(None,))}
-  return _Draw(1, made, functools.partial(_chunked, name=feature, length=length))
+  results = {feature: Feature(dtype=chunked.dtype, shape=(None,))}
+  return _Draw(1, results, functools.partial(_cut_chunks, name=feature, length=length))
 
 
-def _chunked(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> Batch:
+def _cut_chunks(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> Batch:
   feature = batch[name]
   assert isinstance(feature, Ragged)
-  return {name: random_chunks(feature, length, seeds)}
+  return {name: cut_random_chunks(feature, length, seeds)}
 
 
 def _span_corruption(
@@ -191,7 +191,7 @@ def _span_corruption(
   noise_density: float = 0.15,
   mean_span_tokens: float = 3.0,
 ) -> _Draw | None:
-  """None also where the preprocessor itself has to say why it refuses.
+  """Return the step of `span_corruption`; None also if the preprocessor itself must raise its error.
 
   Raises:
     AnystepError: 78 `feature_length`, as the preprocessor does.
@@ -213,20 +213,20 @@ def _span_corruption(
   vocabulary = output_features["inputs"].vocabulary
   if counts[-1, 1] > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
     return None
-  made = dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,)))
-  run = functools.partial(_corrupted, counts=counts, first_sentinel=vocabulary.vocab_size - 1)
-  return _Draw(3, made, run)
+  results = dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,)))
+  run = functools.partial(_corrupt, counts=counts, first_sentinel=vocabulary.vocab_size - 1)
+  return _Draw(3, results, run)
 
 
-def _corrupted(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sentinel: int) -> Batch:
+def _corrupt(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sentinel: int) -> Batch:
   feature = batch["targets"]
   assert isinstance(feature, Ragged)
-  inputs, targets = corrupted_spans(feature, counts, seeds, first_sentinel=first_sentinel)
+  inputs, targets = corrupt_spans(feature, counts, seeds, first_sentinel=first_sentinel)
   return {"inputs": inputs, "targets": targets}
 
 
-def _works(edit: _Edit, feature: Feature | None) -> bool:
-  """Whether SeqIO would not refuse the edit, nor take it for something else, such as a cut from the end."""
+def _is_exact(edit: _Edit, feature: Feature | None) -> bool:
+  """Return whether SeqIO makes exactly this edit: some it refuses, and some it takes for other cuts."""
   if feature is None or not feature.sequence or feature.ragged or type(edit.value) is not int:
     return False
   if edit.kind != "append":
@@ -242,7 +242,7 @@ def _works(edit: _Edit, feature: Feature | None) -> bool:
 def _appended_tokens(
   edits: Sequence[_Edit], features: Mapping[str, Feature], feature_lengths: Mapping[str, int]
 ) -> dict[str, int] | None:
-  """By sequence, how many tokens are appended; None where one is cut to less than its feature length."""
+  """Count appended tokens by sequence; return None if one is cut to less than its feature length."""
   appended = {name: 0 for name, feature in features.items() if feature.sequence}
   longest = dict.fromkeys(appended, math.inf)
   for name, kind, value in edits:
@@ -257,24 +257,24 @@ def _cut(feature: Ragged, kind: str, limit: int) -> Ragged:
   if (lengths == feature.lengths).all():
     return feature
   if kind == "first":
-    return Ragged(_laid_out(feature, lengths, np.cumsum(lengths) - lengths), lengths)
-  places = np.arange(len(feature.values))
+    return Ragged(_copy_first(feature, lengths, np.cumsum(lengths) - lengths), lengths)
+  positions = np.arange(len(feature.values))
   starts = np.repeat(np.cumsum(feature.lengths) - lengths, feature.lengths)
-  return Ragged(feature.values[(places >= starts) & (places < starts + limit)], lengths)
+  return Ragged(feature.values[(positions >= starts) & (positions < starts + limit)], lengths)
 
 
-def _appended(feature: Ragged, token: int) -> Ragged:
+def _append(feature: Ragged, token: int) -> Ragged:
   lengths = feature.lengths + 1
   ends = np.cumsum(lengths) - 1
-  values = _laid_out(feature, feature.lengths, ends - feature.lengths, total=int(lengths.sum()))
+  values = _copy_first(feature, feature.lengths, ends - feature.lengths, total=int(lengths.sum()))
   values[ends] = token
   return Ragged(values, lengths)
 
 
-def _laid_out(
+def _copy_first(
   feature: Ragged, lengths: np.ndarray, starts: np.ndarray, *, total: int | None = None
 ) -> np.ndarray:
-  """The first tokens of each sequence, as many as `lengths`, from its place in `starts` on."""
+  """Copy the first `lengths` tokens of each sequence to a new array, from `starts` on."""
   size = int(lengths.sum()) if total is None else total
   values = np.empty((1, size, *feature.values.shape[1:]), feature.values.dtype)
   feature.write(values, rows=np.zeros(len(lengths), np.int64), starts=starts, lengths=lengths)

@@ -1,4 +1,4 @@
-"""A task's preprocessors as one tf.data graph that takes examples, and the seeds of their draws, as data."""
+"""A task's preprocessors as one tf.data graph; examples and the seeds of their draws are its inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anystep.tasks import seqio_internals
 from anystep.tasks.tensors import all_rows, from_tensors, to_tensors
 
 Seeds = Mapping[str, np.ndarray]
-"""By a preprocessor's place, as text, the seed pairs of its random maps: `(rows, pairs, 2) int64`."""
+"""Seed pairs of random maps by the preprocessor's position, as text: `(rows, pairs, 2) int64`."""
 
 _KEEP_EVERY_EXAMPLE = {
   "TensorSliceDataset",
@@ -28,23 +28,23 @@ _KEEP_EVERY_EXAMPLE = {
   "OptionsDataset",
   "PrefetchDataset",
 }
-# What these make of an example depends on those beside it.
+# Results of these operations depend on several examples.
 _JOIN_EXAMPLES = re.compile("Batch|Window|Shuffle|Repeat|Take|Skip|Shard|Concatenate|Cache")
 
 
 class PreprocessorGraph:
-  """Some preprocessors of a task.
+  """Graph of some preprocessors of a task.
 
   Args:
-    task: gives its name and output features.
-    preprocessors: what stands after the cache.
-    features: those of the cached examples.
-    feature_lengths: what SeqIO calls `sequence_length`.
+    task: the task, for its name and output features.
+    preprocessors: the preprocessors after the cache.
+    features: features of the cached examples.
+    feature_lengths: SeqIO's `sequence_length`.
 
   Attributes:
-    num_seeds: how many seed pairs each preprocessor asks for.
-    may_drop: whether the examples may become fewer, by preprocessor: in it or before it.
-    joins: whether some example may depend on those beside it, by preprocessor, likewise.
+    num_seeds: number of seed pairs of each preprocessor.
+    may_drop: whether each preprocessor, or one before it, may drop examples.
+    joins: whether results of each preprocessor, or of one before it, may depend on several examples.
   """
 
   def __init__(
@@ -71,7 +71,7 @@ class PreprocessorGraph:
     self._look()
 
   def _look(self) -> None:
-    """Finds, by building the graph once without data, what each preprocessor is."""
+    """Find the seeds and kind of each preprocessor by building the graph once without data."""
     with tf.Graph().as_default():
       source = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=self._element_spec)
       dataset = source
@@ -87,11 +87,11 @@ class PreprocessorGraph:
   def together(
     self, num_preprocessors: int, *, graph_seed: int = 0
   ) -> Callable[[Batch, Seeds], dict[str, Ragged | np.ndarray]]:
-    """The first preprocessors as a function of a batch, run on all examples one after the other.
+    """Return the first preprocessors as a function that runs on all examples of a batch as one dataset.
 
     Args:
-      num_preprocessors: how many; where it is all, the result is compared with the task's output features.
-      graph_seed: TensorFlow's global seed, on which nothing may depend.
+      num_preprocessors: their number; if it is that of all, results are checked against the output features.
+      graph_seed: TensorFlow's global seed; results must not depend on it.
 
     Returns:
       A function of examples and of the seeds of those that come to each random preprocessor.
@@ -106,17 +106,17 @@ class PreprocessorGraph:
       def run(features: Mapping[str, Any], seeds: Mapping[str, tf.Tensor]) -> Any:
         dataset = self._apply(num_preprocessors, tf.data.Dataset.from_tensor_slices(features), seeds)
         if num_preprocessors == len(self._preprocessors):
-          dataset = validated(self._task, dataset)
+          dataset = validate(self._task, dataset)
         return all_rows(dataset)
 
-      self._together[key] = self._traced(run, num_preprocessors, graph_seed)
+      self._together[key] = self._trace(run, num_preprocessors, graph_seed)
     function = self._together[key]
     return lambda batch, seeds: from_tensors(function(to_tensors(batch), seeds))
 
   def one_by_one(
     self, num_preprocessors: int
   ) -> Callable[[Batch, Seeds], tuple[dict[str, Ragged | np.ndarray], np.ndarray]]:
-    """The first preprocessors as a function of a batch, run on each example by itself.
+    """Return the first preprocessors as a function that runs on each example of a batch separately.
 
     Returns:
       A function of examples and of the seeds of all of them, which gives what came of them, and the row
@@ -137,7 +137,7 @@ class PreprocessorGraph:
       dataset = tf.data.Dataset.from_tensor_slices((features, dict(seeds))).enumerate()
       return all_rows(dataset.flat_map(run_one))
 
-    function = self._traced(run, num_preprocessors, 0)
+    function = self._trace(run, num_preprocessors, 0)
 
     def call(batch: Batch, seeds: Seeds) -> tuple[dict[str, Ragged | np.ndarray], np.ndarray]:
       rows, result = function(to_tensors(batch), seeds)
@@ -153,7 +153,7 @@ class PreprocessorGraph:
         dataset = preprocessor(dataset)
     return dataset
 
-  def _traced(self, run: Callable, num_preprocessors: int, graph_seed: int) -> Callable:
+  def _trace(self, run: Callable, num_preprocessors: int, graph_seed: int) -> Callable:
     seeds = {
       str(p): tf.TensorSpec([None, count, 2], tf.int64)
       for p, count in enumerate(self.num_seeds[:num_preprocessors])
@@ -171,14 +171,14 @@ class PreprocessorGraph:
       graph = tf.compat.v1.wrap_function(run_flat, tf.nest.flatten(specs, expand_composites=True))
 
     def call(features: Mapping[str, Any], pairs: Seeds) -> Any:
-      wanted = {p: tf.constant(pairs[p]) for p in seeds}
-      return graph(*tf.nest.flatten((features, wanted), expand_composites=True))
+      seed_tensors = {p: tf.constant(pairs[p]) for p in seeds}
+      return graph(*tf.nest.flatten((features, seed_tensors), expand_composites=True))
 
     return call
 
 
-def validated(task: seqio.Task, dataset: Any) -> Any:
-  """A dataset, or something else with an `element_spec`, that SeqIO finds to have the task's output features.
+def validate(task: seqio.Task, dataset: Any) -> Any:
+  """Return a dataset, or any object with an `element_spec`, if SeqIO finds the task's output features in it.
 
   Raises:
     AnystepError: 78 `output_features`.
@@ -196,14 +196,14 @@ def validated(task: seqio.Task, dataset: Any) -> Any:
 
 
 class _SeedFeed:
-  """Hands a preprocessor's seed pairs to the random maps that it makes, in order."""
+  """Supply of seed pairs for the random maps of a preprocessor, in order."""
 
   def __init__(self, seeds: tf.Tensor | None):
     self._seeds = seeds
     self.used = 0
 
   def take(self, num_seeds: int) -> tf.data.Dataset:
-    """The next num_seeds pairs of each row, as tuples of tuples of two int64 scalars, SeqIO's own form."""
+    """Return the next num_seeds pairs of each row in SeqIO's form: tuples of tuples of two int64 scalars."""
     first, self.used = self.used, self.used + num_seeds
     seeds = tf.zeros([1, self.used, 2], tf.int64) if self._seeds is None else self._seeds
     # With one row more, an example more than there should be is not passed over.
@@ -213,7 +213,7 @@ class _SeedFeed:
 
 
 def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str]:
-  """Types of the operations that a graph makes a dataset of, down to the source and to slices of tensors."""
+  """List the types of a dataset's operations, down to the source and to slices of tensors."""
   kinds, waiting = set(), [dataset._variant_tensor.op]
   seen = {source._variant_tensor.op.name}
   while waiting:
@@ -228,7 +228,7 @@ def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str
 
 
 def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
-  """What a dataset of single examples with these features says of them."""
+  """Return the `element_spec` of a dataset of single examples with these features."""
   return {name: _spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
 
 

@@ -1,6 +1,6 @@
 """`random_chunk` and `span_corruption` on whole batches without TensorFlow, the same to the bit.
 
-What they do, `anystep.tasks.preprocessors` says.
+`anystep.tasks.preprocessors` describes them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from anystep.tasks.preprocessors import noise_and_spans
 from anystep.tasks.reading.stateless_random import uniform_floats, uniform_ints
 
 
-def random_chunks(feature: Ragged, length: int, seeds: np.ndarray) -> Ragged:
-  """`random_chunk`: of each longer sequence `length` tokens from a random place on.
+def cut_random_chunks(feature: Ragged, length: int, seeds: np.ndarray) -> Ragged:
+  """Cut longer sequences to `length` tokens from a random position on, as `random_chunk`.
 
   Args:
     feature: of any dtype and inner shape `()`.
@@ -22,14 +22,14 @@ def random_chunks(feature: Ragged, length: int, seeds: np.ndarray) -> Ragged:
     seeds: `(rows, 1, 2) int64`.
   """
   starts = _chunk_starts(feature, length, seeds[:, 0])
-  places = np.arange(len(feature.values))
+  positions = np.arange(len(feature.values))
   starts = np.repeat(starts + np.cumsum(feature.lengths) - feature.lengths, feature.lengths)
-  kept = (places >= starts) & (places < starts + length)
-  return Ragged(feature.values[kept], np.minimum(feature.lengths, length))
+  is_kept = (positions >= starts) & (positions < starts + length)
+  return Ragged(feature.values[is_kept], np.minimum(feature.lengths, length))
 
 
 def noise_counts(chunk_tokens: int, *, noise_density: float, mean_span_tokens: float) -> np.ndarray:
-  """Corrupted tokens, and spans, of chunks of 0 to chunk_tokens tokens: `(chunk_tokens + 1, 2) int64`.
+  """Count corrupted tokens and spans of chunks of 0 to chunk_tokens tokens: `(chunk_tokens + 1, 2) int64`.
 
   A chunk of fewer than two tokens has those of two, and is cut afterwards.
   """
@@ -38,10 +38,10 @@ def noise_counts(chunk_tokens: int, *, noise_density: float, mean_span_tokens: f
   )
 
 
-def corrupted_spans(
+def corrupt_spans(
   feature: Ragged, counts: np.ndarray, seeds: np.ndarray, *, first_sentinel: int
 ) -> tuple[Ragged, Ragged]:
-  """`span_corruption`: inputs and targets of each sequence.
+  """Return the inputs and targets of each sequence, as `span_corruption`.
 
   Args:
     feature: int32 or int64 of inner shape `()`.
@@ -56,7 +56,10 @@ def corrupted_spans(
   noise, spans = counts[sizes].T
   clean = np.maximum(sizes, 2) - noise
   lengths = [np.where(sizes < 2, sizes, tokens + spans) for tokens in (clean, noise)]
-  inputs, targets = (Ragged(np.empty(own.sum(), feature.values.dtype), own) for own in lengths)
+  inputs, targets = (
+    Ragged(np.empty(sequence_lengths.sum(), feature.values.dtype), sequence_lengths)
+    for sequence_lengths in lengths
+  )
   _corrupt(
     np.ascontiguousarray(feature.values),
     starts,
@@ -74,7 +77,7 @@ def corrupted_spans(
 
 
 def _chunk_starts(feature: Ragged, length: int, seeds: np.ndarray) -> np.ndarray:
-  """Where in each sequence its chunk begins."""
+  """Draw the start of each sequence's chunk, `(rows,) int64`."""
   return uniform_ints(seeds, np.maximum(feature.lengths - length, 0) + 1)
 
 
@@ -92,12 +95,12 @@ def _corrupt(
   inputs: np.ndarray,
   targets: np.ndarray,
 ) -> None:
-  """Writes inputs and targets, example after example.
+  """Write inputs and targets, example after example.
 
   Args:
     tokens: all examples'. starts, sizes: of each example, where its chunk begins, and its tokens.
     clean, noise, spans: of each example, how many tokens stay, how many are corrupted, and in how many spans.
-    clean_draws, noise_draws: one for each place where tokens of a kind can be cut, all examples'.
+    clean_draws, noise_draws: one for each position where tokens of a kind can be cut, all examples'.
     inputs, targets: the arrays written to.
   """
   longest = 2
@@ -109,7 +112,7 @@ def _corrupt(
   clean_ends, noise_ends = np.empty(longest, np.bool_), np.empty(longest, np.bool_)
 
   def mark_ends(draws, total, parts, ends):
-    """Marks the last token of each part: where the first parts - 1 draws stand once all are sorted.
+    """Mark the last token of each part: the positions of the first parts - 1 draws after sorting all draws.
 
     They are sorted into as many buckets, then by insertion; of equal ones the earlier comes first.
     """
@@ -124,14 +127,14 @@ def _corrupt(
       bucket = int(draws[k] * count)
       order[nexts[bucket]] = k
       nexts[bucket] += 1
-    for place in range(1, count):
-      k = order[place]
-      while place > 0 and draws[order[place - 1]] > draws[k]:
-        order[place] = order[place - 1]
-        place -= 1
-      order[place] = k
-    for place in range(count):
-      ends[place] = order[place] < parts - 1
+    for position in range(1, count):
+      k = order[position]
+      while position > 0 and draws[order[position - 1]] > draws[k]:
+        order[position] = order[position - 1]
+        position -= 1
+      order[position] = k
+    for position in range(count):
+      ends[position] = order[position] < parts - 1
     ends[count] = True
 
   to_input = to_target = clean_draw = noise_draw = 0

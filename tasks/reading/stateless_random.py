@@ -48,10 +48,10 @@ def uniform_ints(seeds: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 
 def random_words(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """The first words that each seed pair gives, pair after pair: `(sum of counts,) uint32`.
+  """Return the first words of each seed pair, pair after pair: `(sum of counts,) uint32`.
 
   Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") as TensorFlow runs it on
-  a CPU: the generator of tsl/lib/random/philox_random.h, keyed by what it makes itself of the seed pair
+  a CPU: the generator of tsl/lib/random/philox_random.h, keyed by a function of the seed pair
   (`GenerateKey` in tensorflow/core/kernels/stateless_random_ops.cc).
 
   Args:
@@ -65,7 +65,7 @@ def random_words(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @compiled
 def _fill(seeds: np.ndarray, counts: np.ndarray, words: np.ndarray) -> None:
-  """Writes each row's words, `(rows, 2) uint64` seeds, one row after the other."""
+  """Write each row's words, `(rows, 2) uint64` seeds, seed_0 row after the seed_1."""
 
   def block(a, b, c, d, key_0, key_1):
     """The four words of a counter."""
@@ -78,9 +78,9 @@ def _fill(seeds: np.ndarray, counts: np.ndarray, words: np.ndarray) -> None:
 
   first = 0
   for row in range(len(counts)):
-    one, other = seeds[row, 0], seeds[row, 1]
+    seed_0, seed_1 = seeds[row, 0], seeds[row, 1]
     key_0, key_1, high_0, high_1 = block(
-      one & _WORD, one >> _WORD_BITS, other & _WORD, other >> _WORD_BITS, _SCRAMBLE_0, _SCRAMBLE_1
+      seed_0 & _WORD, seed_0 >> _WORD_BITS, seed_1 & _WORD, seed_1 >> _WORD_BITS, _SCRAMBLE_0, _SCRAMBLE_1
     )
     whole = counts[row] >> 2
     for k in range(whole):

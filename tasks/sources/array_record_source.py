@@ -65,11 +65,11 @@ class ArrayRecordDataSource(FilesSource):
 
   @property
   def feature_description(self) -> Mapping[str, Any]:
-    """What `tf.io.parse_example` is told."""
+    """The `features` argument of `tf.io.parse_example`."""
     return self._description()
 
   def num_input_examples(self, split: str) -> int | None:
-    """How many records a split has."""
+    """Number of records of a split."""
     known = super().num_input_examples(split)
     return sum(map(_num_records, self.list_files(split))) if known is None else known
 
@@ -125,7 +125,7 @@ class ArrayRecordDataSource(FilesSource):
 
 
 def _found_description(path: str) -> dict[str, Any]:
-  """What the first records of a file hold."""
+  """Features of the first records of a file."""
   kinds: dict[str, str] = {}
   counts: dict[str, set[int]] = {}
   with _opened(path) as reader:

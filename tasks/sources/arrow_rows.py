@@ -40,7 +40,7 @@ _ROW = re.compile(r"[Rr]ow #?(\d+)")
 
 
 def compression_of(path: str) -> str:
-  """How a file's name says that it is compressed, `.gz`, `.bz2`, `.zst` or `.lz4`; `""` where it does not.
+  """Return the ending of a compressed file's name, `.gz`, `.bz2`, `.zst` or `.lz4`; `""` for other names.
 
   >>> compression_of("a.jsonl.gz"), compression_of("a.txt.gz-00000-of-00064"), compression_of("a.txt")
   ('.gz', '.gz', '')
@@ -256,7 +256,7 @@ def _decoded(
 
 
 def _is_blank(path: str) -> bool:
-  """Whether a file holds nothing but line breaks and spaces."""
+  """Return whether a file has only line breaks and spaces."""
   with _file_errors(path), open_input(path) as file:
     return not any(content.strip() for content in iter(lambda: file.read(_READ_BYTES), b""))
 
@@ -266,7 +266,7 @@ def _seekable(path: str) -> Any:
 
 
 def _is_costly(field: pa.Field) -> bool:
-  """Whether a column's values have to be looked at to be counted."""
+  """Return whether counting a column's values requires looking at them."""
   return not pa.types.is_primitive(field.type)
 
 

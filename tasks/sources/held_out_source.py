@@ -53,7 +53,7 @@ class HeldOutDataSource(seqio.DataSource):
     return [f"{name}{mark}{count}" for name, count in self._parts(split)]
 
   def num_input_examples(self, split: str) -> int | None:
-    """How many examples a split has, where the source knows."""
+    """Number of examples of a split, if the source knows it."""
     if split == VALIDATION:
       return self._examples
     known = self._source.num_input_examples(TRAIN)
@@ -75,7 +75,7 @@ class HeldOutDataSource(seqio.DataSource):
     return shards_dataset(self._parts(split), part, shuffle=shuffle, seed=seed, shard_info=shard_info)
 
   def described(self) -> dict[str, Any]:
-    """What is read, for a cache's provenance."""
+    """Description of the data that is read, for a cache's provenance."""
     return {
       "source": type(self._source).__name__,
       "source_arguments": self._source.described(),

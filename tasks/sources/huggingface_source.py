@@ -104,7 +104,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     return shards_of_file(split, groups, self._shard_rows)
 
   def num_input_examples(self, split: str) -> int | None:
-    """How many rows a split has; None when streaming, where nobody knows."""
+    """Number of rows of a split; None when streaming, where it is not known."""
     return None if self._streaming else len(self._load(split))
 
   def get_dataset(
@@ -117,7 +117,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     return shards_dataset(shards, read, shuffle=shuffle, seed=seed, shard_info=shard_info)
 
   def reader(self, split: str) -> Callable[[tf.Tensor], tf.data.Dataset]:
-    """What makes a dataset of the name of a split's shard."""
+    """Return a function from the name of a split's shard to its dataset."""
     batches, features = functools.partial(self._shard_batches, split), self._features(split)
 
     # A graph made of Python's code would hide whose errors they are.
@@ -128,7 +128,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     return read
 
   def described(self) -> dict[str, Any]:
-    """What is read, for a cache's provenance: nothing in it depends on where the files lie."""
+    """Description of the data that is read, for a cache's provenance, without the files' location."""
     local = epath.Path(self._path).exists()
     options = {name: self._options[name] for name in ("name", "revision")}
     facts = {"columns": self._columns, "streaming": self._streaming, "shard_rows": self._shard_rows}
@@ -137,7 +137,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     return {"path": path, **options, **facts, "splits": splits}
 
   def _size(self, split: str) -> dict[str, int]:
-    """What tells data that changed under their name: how much they are, where that is known."""
+    """Size of the data, if it is known: it shows that data of one name changed."""
     if self._streaming:
       return {}
     dataset = self._load(split)
@@ -195,7 +195,7 @@ class HuggingFaceDataSource(seqio.DataSource):
       )
 
   def _asked(self, split: str) -> str:
-    """What `datasets` calls a split, or makes it of."""
+    """Name of a split in `datasets`, or of the split that it is made from."""
     return (self._named_splits or {}).get(split, split)
 
   def _with_columns(self, dataset: Any) -> Any:
@@ -229,7 +229,7 @@ class HuggingFaceDataSource(seqio.DataSource):
 
 
 def is_saved_dataset(path: str) -> bool:
-  """Whether a directory is one that `save_to_disk` wrote."""
+  """Return whether `save_to_disk` wrote a directory."""
   return any((epath.Path(path) / name).exists() for name in _SAVED)
 
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def random_access(source: seqio.DataSource) -> bool:
-  """Whether a source's files can be trained from as they are (layout `as_is`); no file is looked at."""
+  """Return whether training can read a source's files as they are (layout `as_is`); opens no file."""
   return _container(source) is not None
 
 

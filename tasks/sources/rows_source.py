@@ -104,7 +104,7 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
     return list(self._shards(split))
 
   def described(self) -> dict[str, Any]:
-    """What is read, for a cache's provenance: nothing in it depends on where the files lie."""
+    """Description of the data that is read, for a cache's provenance, without the files' location."""
     return {"files": {split: [_name_and_size(p) for p in self.list_files(split)] for split in self.splits}}
 
 
@@ -153,11 +153,11 @@ class RowsSource(FilesSource):
 
   @property
   def features(self) -> Mapping[str, Feature]:
-    """What the rows hold, as the first file says that knows."""
+    """Features of the rows, as of the first file that states them."""
     return self._first_features()
 
   def num_input_examples(self, split: str) -> int | None:
-    """How many rows a split has, where it was said or files tell it without being read."""
+    """Number of rows of a split, if it was given or files state it without being read."""
     known = super().num_input_examples(split)
     if known is not None:
       return known
@@ -311,7 +311,7 @@ def check_shard_rows(shard_rows: int | None) -> None:
 
 
 def _spec(feature: Feature) -> tf.TypeSpec:
-  """What some rows of a column are to TensorFlow."""
+  """TensorFlow's spec of some rows of a column."""
   dtype, shape = tf.as_dtype(feature.dtype), [None, *feature.shape]
   if None in feature.shape:
     return tf.RaggedTensorSpec(shape, dtype, ragged_rank=1)

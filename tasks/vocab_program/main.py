@@ -179,7 +179,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def _may_end(path: str) -> bool:
-  """Return whether a path is a file, or a pipe as of the shell's `<(command)`; devices may give endless text."""
+  """Return whether a path is a file, or a pipe such as `<(command)`; devices may give endless text."""
   mode = os.stat(path).st_mode if os.path.exists(path) else 0
   return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
 

@@ -24,7 +24,7 @@ _HELD_OUT_PERIOD, _HELD_OUT_EXAMPLES = 20, 2000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-  """What a SentencePiece model is to be.
+  """Options of a SentencePiece model.
 
   Attributes:
     size: number of pieces, padding, end and unknown (ids 0, 1, 2) among them.
@@ -41,7 +41,7 @@ class TrainingOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coverage:
-  """How a model encodes texts.
+  """Statistics of a model's encoding of texts.
 
   Attributes:
     characters: of the texts, as the model normalizes them.

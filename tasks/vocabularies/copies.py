@@ -1,7 +1,7 @@
-"""A cache's copies of the files that vocabularies are made of: kept, and used where those are gone.
+"""A cache's copies of vocabularies' files, used if the original files are gone.
 
-A copy is `vocabularies/<sha256 of its bytes>` in the task's directory; a manifest's provenance says which
-feature's vocabulary is made of which.
+A copy is `vocabularies/<sha256 of its bytes>` in the task's directory; a manifest's provenance names the
+copy of each feature's vocabulary.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from anystep.files.json_files import MALFORMED
 from anystep.limits import MAX_FEATURE_LENGTH, is_count
 from anystep.programs.progress import log_notice
 from anystep.tasks import seqio_internals
-from anystep.tasks.vocabularies.files import content_of, is_there, use_file
+from anystep.tasks.vocabularies.files import is_there, read_content, use_file
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
 from anystep.transforms.identity import describe
 
 
-def file_of(vocabulary: seqio.Vocabulary) -> str | None:
-  """The file that a vocabulary names; None for one without."""
+def get_file(vocabulary: seqio.Vocabulary) -> str | None:
+  """Return the file that a vocabulary names; None if it names none."""
   if isinstance(vocabulary, HuggingFaceVocabulary):
     return vocabulary.tokenizer_file
   return seqio_internals.model_file(vocabulary)
 
 
 def vocabulary_digests(task: seqio.Task) -> dict[str, str]:
-  """By output feature, the sha256 of the file that its vocabulary is made of.
+  """Return the sha256 of each vocabulary's file, by output feature.
 
   Raises:
     AnystepError: 66 `vocabulary_missing`.
   """
-  return {name: _sha256(content_of(file)) for name, file in _files(task).items()}
+  return {name: _sha256(read_content(file)) for name, file in _files(task).items()}
 
 
 def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Manifest]) -> None:
-  """Copies the files of a task's vocabularies that manifests speak of; what is there already stays.
+  """Copy the files of a task's vocabularies that manifests name; existing copies stay.
 
   Raises:
-    AnystepError: 66 `vocabulary_missing`; 65 `vocabulary_changed` where a file is not what it was when its
-      vocabulary was read.
+    AnystepError: 66 `vocabulary_missing`; 65 `vocabulary_changed` if a file has changed since its vocabulary
+      was read.
   """
-  wanted = {
+  sha256_by_feature = {
     feature: sha256
     for manifest in manifests
     for feature, sha256 in manifest.fingerprint.provenance.get("vocabularies", {}).items()
   }
-  for feature, sha256 in wanted.items():
+  for feature, sha256 in sha256_by_feature.items():
     vocabulary = task.output_features[feature].vocabulary
-    content = content_of(_files(task)[feature])
+    content = read_content(_files(task)[feature])
     path = names.vocabulary_path(directory, sha256)
     if _sha256(content) == sha256 and not (path.exists() and path.read_bytes() == content):
       path.parent.mkdir(exist_ok=True)
@@ -69,7 +69,7 @@ def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Man
         "vocabulary_changed",
         task=task.name,
         feature=feature,
-        path=file_of(vocabulary),
+        path=get_file(vocabulary),
         expected="the file that the task was cached with",
         got="another one by now",
         fix="run the same command again, and leave the file alone meanwhile",
@@ -77,7 +77,7 @@ def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Man
 
 
 def remove_unused_copies(directory: epath.Path, splits: Iterable[str]) -> None:
-  """Removes copies that no manifest of these splits speaks of."""
+  """Remove copies that no manifest of these splits names."""
   folder = directory / names.VOCABULARIES
   if not folder.exists():
     return
@@ -94,10 +94,10 @@ def remove_unused_copies(directory: epath.Path, splits: Iterable[str]) -> None:
 
 
 def use_copies(task: seqio.Task, cache: Cache) -> None:
-  """Lets a cache's copies stand in for files of a task's vocabularies that are gone; programs tell of it.
+  """Use a cache's copies for a task's vocabularies whose files are gone, with a notice.
 
   Raises:
-    AnystepError: 65 `file_missing`, `file_changed` where the copy itself is.
+    AnystepError: 65 `file_missing`, `file_changed` if the copy itself is.
   """
   for feature, file in _files(task).items():
     sha256 = cache.vocabularies.get(feature)
@@ -110,28 +110,28 @@ def use_copies(task: seqio.Task, cache: Cache) -> None:
 
 
 def cached_vocabularies(cache: Cache) -> dict[str, seqio.Vocabulary]:
-  """By output feature, the vocabularies that can be made of a cache alone, without its task.
+  """Return the vocabularies that can be vocabularies from a cache without its task, by output feature.
 
-  Bytes, and SentencePiece models and tokenizers of which there is a copy.
+  These are bytes, and SentencePiece models and tokenizers that have a copy.
 
   Raises:
-    AnystepError: 65 `file_missing`, `file_changed` where a copy is.
+    AnystepError: 65 `file_missing`, `file_changed` if a copy is.
   """
   features = cache.manifest.fingerprint.reader.get("output_features", {})
-  made = {}
+  vocabularies = {}
   for feature, described in features.items():
     sha256 = cache.vocabularies.get(feature)
-    # Of what a description leaves open, such as overrides of a normalizer, nothing is guessed.
+    # A vocabulary whose description is incomplete, such as one with a changed normalizer, is left out.
     try:
-      vocabulary = _rebuilt(described["vocabulary"], cache, sha256)
+      vocabulary = _rebuild(described["vocabulary"], cache, sha256)
     except MALFORMED:
       continue
     if vocabulary is not None and describe(vocabulary) == described["vocabulary"]:
-      made[feature] = vocabulary
-  return made
+      vocabularies[feature] = vocabulary
+  return vocabularies
 
 
-def _rebuilt(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> seqio.Vocabulary | None:
+def _rebuild(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> seqio.Vocabulary | None:
   extra_ids = described["extra_ids"]
   if not is_count(extra_ids, most=MAX_FEATURE_LENGTH):
     return None
@@ -149,7 +149,7 @@ def _rebuilt(described: Mapping[str, Any], cache: Cache, sha256: str | None) -> 
 
 
 def _is_made_of(vocabulary: seqio.Vocabulary, path: epath.Path) -> bool:
-  """Whether a vocabulary, as it was read, is what a file makes of it."""
+  """Return whether a vocabulary, as it was read, equals one read from a file."""
   if isinstance(vocabulary, HuggingFaceVocabulary):
     of_copy = copy.copy(vocabulary)
     of_copy.tokenizer_file = str(path)
@@ -161,7 +161,7 @@ def _is_made_of(vocabulary: seqio.Vocabulary, path: epath.Path) -> bool:
 
 
 def _files(task: seqio.Task) -> dict[str, str]:
-  files = {name: file_of(feature.vocabulary) for name, feature in task.output_features.items()}
+  files = {name: get_file(feature.vocabulary) for name, feature in task.output_features.items()}
   return {name: file for name, file in files.items() if file is not None}
 
 

@@ -13,8 +13,8 @@ from anystep.caches.cache import Cache
 from anystep.features.ragged import Ragged
 
 
-def readable(ids: np.ndarray, vocabulary: Any) -> str:
-  """Token ids as text; sentinels as <0>, <1>, …, the end as </s>, padding at the end left out."""
+def decode_readable(ids: np.ndarray, vocabulary: Any) -> str:
+  """Decode token ids; sentinels become <0>, <1>, …, the end </s>, and padding at the end is left out."""
   first_sentinel = vocabulary.vocab_size - 1
   lowest_sentinel = vocabulary.vocab_size - (vocabulary.extra_ids or 0)
   parts: list[str] = []
@@ -38,38 +38,38 @@ def readable(ids: np.ndarray, vocabulary: Any) -> str:
   return "".join(parts)
 
 
-def described(values: np.ndarray | Ragged, vocabulary: Any = None) -> dict[str, Any]:
-  """A feature of one example as a JSON object: `text` or `values`, and the `length` of a sequence.
+def describe_feature(values: np.ndarray | Ragged, vocabulary: Any = None) -> dict[str, Any]:
+  """Describe a feature of one example as a JSON object: `text` or `values`, and the `length` of a sequence.
 
-  Of rows whose lengths differ, the values are what each row's would be.
+  For rows whose lengths differ, the values are those of each row.
 
-  >>> described(np.array([3, 4], np.int32))
+  >>> describe_feature(np.array([3, 4], np.int32))
   {'length': 2, 'values': [3, 4]}
-  >>> described(np.array(b"caf\\xc3\\xa9", object))
+  >>> describe_feature(np.array(b"caf\\xc3\\xa9", object))
   {'text': 'café'}
   """
   if isinstance(values, Ragged):
-    rows = [described(row, vocabulary) for row in values.rows()]
+    rows = [describe_feature(row, vocabulary) for row in values.rows()]
     return {"length": len(rows), "values": [row.get("text", row.get("values")) for row in rows]}
   length = {"length": len(values)} if values.ndim else {}
   if vocabulary is not None and values.ndim == 1 and values.dtype.kind in "iu":
-    return {**length, "text": readable(values, vocabulary)}
+    return {**length, "text": decode_readable(values, vocabulary)}
   content = _plain(values.tolist())
   return {**length, "text" if isinstance(content, str) else "values": content}
 
 
 def vocabularies(tasks: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """By registered task, the vocabularies of its features that have token ids."""
+  """Return the vocabularies of features with token ids, by registered task and feature."""
   return {
     name: {key: f.vocabulary for key, f in task.output_features.items() if _has_text(f.vocabulary)}
     for name, task in tasks.items()
   }
 
 
-def kept_vocabularies(caches: Mapping[str, Cache]) -> dict[str, dict[str, Any]]:
-  """By task, the vocabularies that can be made of its cache alone, as `cached_vocabularies` says.
+def rebuild_vocabularies(caches: Mapping[str, Cache]) -> dict[str, dict[str, Any]]:
+  """Return the vocabularies that can be made from caches without tasks (`cached_vocabularies`), by task.
 
-  Imports SeqIO and TensorFlow where a cache says what its vocabularies are; none where SeqIO is missing.
+  Imports SeqIO and TensorFlow if a cache describes its vocabularies; returns none if SeqIO is missing.
   """
   telling = [c for c in caches.values() if c.manifest.fingerprint.reader.get("output_features")]
   if not telling or importlib.util.find_spec("seqio") is None:
@@ -82,14 +82,14 @@ def kept_vocabularies(caches: Mapping[str, Cache]) -> dict[str, dict[str, Any]]:
   return {name: cached_vocabularies(cache) for name, cache in caches.items()}
 
 
-def printable(text: str) -> str:
-  """The text on one line, with nothing in it that a terminal would obey."""
+def escape_unprintable(text: str) -> str:
+  """Escape characters that are not printable, such as line breaks and a terminal's control characters."""
   return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_text(feature: Mapping[str, Any]) -> str:
-  """What `described` says of a feature, on one line."""
-  content = printable(feature["text"]) if "text" in feature else str(feature["values"])
+  """Format the result of `describe_feature` on one line."""
+  content = escape_unprintable(feature["text"]) if "text" in feature else str(feature["values"])
   return f" ({feature['length']}): {content}" if "length" in feature else f": {content}"
 
 
@@ -100,7 +100,7 @@ def _has_text(vocabulary: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-  """A value as JSON can hold it: numbers that it has no word for as text."""
+  """Convert a value to JSON; numbers that JSON cannot hold become text."""
   if isinstance(value, list):
     return [_plain(item) for item in value]
   if isinstance(value, bytes):

@@ -1,7 +1,7 @@
-"""Files that vocabularies are made of: where they lie, and which stand in for those that are gone.
+"""Files of vocabularies, and stand-ins for files that are gone.
 
-SeqIO reads a SentencePiece model when its vocabulary is first used, somewhere deep in a graph or a worker.
-`watch_models` makes that place look first, so that a missing file is one error that says what to do.
+SeqIO reads a SentencePiece model when its vocabulary is first used, deep inside a graph or a worker.
+`watch_models` adds a check there, so that a missing file gives one error with its fix.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
 from anystep.tasks import seqio_internals
 
-# A store that cannot be reached lets TensorFlow try again for minutes.
+# TensorFlow retries for minutes if a store cannot be reached.
 _LOOK_SECONDS = 20.0
 
 _stand_ins: dict[str, str] = {}
 
 
 def use_file(original: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
-  """Lets every vocabulary of this process that names one file read another in its place.
+  """Let every vocabulary of this process that names one file read another file instead.
 
-  Those that are made later, those that are there already and those that preprocessors hold; not those that
-  have read their file. In the module that registers the tasks it reaches workers as well.
+  This holds for later vocabularies, existing ones and those that preprocessors hold, but not for those that
+  have read their file already. A call in the module that registers the tasks also takes effect in workers.
 
   Args:
     original: the file, exactly as vocabularies name it.
     other: the file to read.
 
   Raises:
-    AnystepError: 66 `vocabulary_missing` where the other is not there either.
+    AnystepError: 66 `vocabulary_missing` if the other file is missing, too.
   """
-  name, target = os.fspath(original), found(other)
-  for known in [name, *(known for known, stand_in in _stand_ins.items() if stand_in == name)]:
-    _stand_ins[known] = target
+  name, target = os.fspath(original), find_file(other)
+  earlier_names = [earlier for earlier, stand_in in _stand_ins.items() if stand_in == name]
+  _stand_ins.update(dict.fromkeys([name, *earlier_names], target))
   watch_models()
 
 
-def found(path: str | os.PathLike[str]) -> str:
-  """The file to read for a vocabulary that names this one.
+def find_file(path: str | os.PathLike[str]) -> str:
+  """Return the file to read for a vocabulary that names this one.
 
   Raises:
     AnystepError: 66 `vocabulary_missing`.
   """
   name = os.fspath(path)
   place = _stand_ins.get(name, name)
-  problem = why_missing(place)
+  problem = explain_missing(place)
   if problem is None:
     return place
   stands_in = {} if place == name else {"in_place_of": name}
@@ -68,28 +68,28 @@ def found(path: str | os.PathLike[str]) -> str:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-  """Whether what a vocabulary names, or what stands in for it, can be read."""
+  """Return whether the file that a vocabulary names, or its stand-in, can be read."""
   name = os.fspath(path)
-  return why_missing(_stand_ins.get(name, name)) is None
+  return explain_missing(_stand_ins.get(name, name)) is None
 
 
-def why_missing(path: str) -> str | None:
-  """Why a file cannot be read; None where it can."""
-  return _looked_for_remotely(path) if storage.is_remote(path) else _looked_for(path)
+def explain_missing(path: str) -> str | None:
+  """Return the reason why a file cannot be read; None if it can."""
+  return _look_for_remotely(path) if storage.is_remote(path) else _look_for(path)
 
 
-def content_of(path: str | os.PathLike[str]) -> bytes:
-  """The bytes of the file that a vocabulary names, or of what stands in for it.
+def read_content(path: str | os.PathLike[str]) -> bytes:
+  """Read the file that a vocabulary names, or its stand-in.
 
   Raises:
     AnystepError: 66 `vocabulary_missing`.
   """
-  with tf.io.gfile.GFile(found(path), "rb") as file:
+  with tf.io.gfile.GFile(find_file(path), "rb") as file:
     return file.read()
 
 
 def vocabulary_invalid(path: str, expected: str, got: object) -> AnystepError:
-  """The error for a file that is not what a vocabulary is made of."""
+  """The error for a file that is no vocabulary's."""
   return AnystepError(
     ExitCode.DATA,
     "vocabulary_invalid",
@@ -101,20 +101,20 @@ def vocabulary_invalid(path: str, expected: str, got: object) -> AnystepError:
 
 
 def watch_models() -> None:
-  """Makes SeqIO look whether a SentencePiece model is there, and what stands in for it, before reading it."""
+  """Let SeqIO check for a SentencePiece model's file, and use its stand-in, before reading it."""
   seqio_internals.replace_model_loader(_load_model)
 
 
 @functools.wraps(seqio_internals.load_sentencepiece_model)
 def _load_model(sentencepiece_model_file: str, *arguments: Any, **keywords: Any) -> Any:
-  path = found(sentencepiece_model_file)
+  path = find_file(sentencepiece_model_file)
   try:
     return seqio_internals.load_sentencepiece_model(path, *arguments, **keywords)
   except (DecodeError, RuntimeError) as error:
     raise vocabulary_invalid(path, "a SentencePiece model", error) from error
 
 
-def _looked_for(path: str) -> str | None:
+def _look_for(path: str) -> str | None:
   try:
     if not tf.io.gfile.exists(path):
       return "no such file"
@@ -123,12 +123,12 @@ def _looked_for(path: str) -> str | None:
     return str(error).partition("\n")[0]
 
 
-# One answer is enough: a store that is out of reach is asked for every task and feature.
+# Cached, because every task and feature would wait for a store that cannot be reached.
 @functools.cache
-def _looked_for_remotely(path: str) -> str | None:
+def _look_for_remotely(path: str) -> str | None:
   answers: list[str | None] = [f"no answer within {_LOOK_SECONDS:g} s"]
-  # A thread that TensorFlow holds cannot be ended; as a daemon it does not keep the program from ending.
-  look = threading.Thread(target=lambda: answers.append(_looked_for(path)), daemon=True)
+  # A thread inside TensorFlow cannot be stopped; a daemon does not keep the program from ending.
+  look = threading.Thread(target=lambda: answers.append(_look_for(path)), daemon=True)
   look.start()
   look.join(_LOOK_SECONDS)
   return answers[-1]

@@ -19,7 +19,7 @@ import seqio
 import tensorflow as tf
 
 from anystep.errors import AnystepError, ExitCode, nearest, package_missing
-from anystep.tasks.vocabularies.files import content_of, found, use_file, vocabulary_invalid
+from anystep.tasks.vocabularies.files import find_file, read_content, use_file, vocabulary_invalid
 
 __all__ = ["HuggingFaceVocabulary", "use_file"]
 
@@ -28,13 +28,13 @@ _loading = threading.Lock()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Loaded:
-  """A tokenizer that has been read.
+  """Tokenizer after reading its file.
 
   Attributes:
     tokenizer: a `tokenizers.Tokenizer` with the sentinels as its last tokens.
-    content_sha256: of the file.
-    ids: the vocabulary's id of each of the tokenizer's: `(tokens,) int32`.
-    tokenizer_ids: the inverse, -1 where the tokenizer has none: `(vocabulary's size,) int32`.
+    content_sha256: the file's sha256.
+    ids: the vocabulary's id for each id of the tokenizer: `(tokens,) int32`.
+    tokenizer_ids: the inverse, -1 if the tokenizer has no such id: `(vocabulary's size,) int32`.
   """
 
   tokenizer: Any
@@ -91,7 +91,7 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
       return False
     if (self._special_tokens, self.extra_ids) != (other._special_tokens, other.extra_ids):
       return False
-    # Who compares a vocabulary with itself, as a mixture does, need not have the file yet.
+    # A mixture compares a vocabulary with itself, perhaps before the file exists.
     return self.tokenizer_file == other.tokenizer_file or self.content_sha256 == other.content_sha256
 
   __hash__ = None  # type: ignore[assignment]
@@ -107,7 +107,7 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
 
   @property
   def content_sha256(self) -> str:
-    """sha256 of the file: what a fingerprint knows the vocabulary by."""
+    """sha256 of the file, by which fingerprints know the vocabulary."""
     return self._load().content_sha256
 
   @property
@@ -142,21 +142,21 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
     return len(self._load().tokenizer_ids)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of several texts at once: `(tokens,) int32` each."""
+    """Encode several texts at once: `(tokens,) int32` each."""
     loaded = self._load()
     # Unlike encode, it lets other threads of Python run meanwhile.
     encodings = loaded.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [loaded.ids[np.array(encoding.ids, np.int64)] for encoding in encodings]
 
   def decode_batch(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[str]:
-    """The texts of several rows of ids at once, without padding, begin and end tokens."""
+    """Decode several rows of ids at once, without padding, begin and end tokens."""
     loaded = self._load()
-    kept = [self._kept(np.asarray(row, np.int64)) for row in rows]
+    token_rows = [self._drop_special(np.asarray(row, np.int64)) for row in rows]
     return loaded.tokenizer.decode_batch(
-      [loaded.tokenizer_ids[ids].tolist() for ids in kept], skip_special_tokens=False
+      [loaded.tokenizer_ids[ids].tolist() for ids in token_rows], skip_special_tokens=False
     )
 
-  def _kept(self, ids: np.ndarray) -> np.ndarray:
+  def _drop_special(self, ids: np.ndarray) -> np.ndarray:
     known = (ids >= 0) & (ids < self.vocab_size)
     unseen = [special for special in (self.pad_id, self.eos_id, self.bos_id) if special is not None]
     return ids[known & ~np.isin(ids, unseen)]
@@ -214,13 +214,13 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
   def _load(self) -> _Loaded:
     if self._loaded is None:
       with _loading:
-        self._loaded = _read(found(self.tokenizer_file), self.extra_ids, self._special_tokens)
+        self._loaded = _read(find_file(self.tokenizer_file), self.extra_ids, self._special_tokens)
     return self._loaded
 
 
 @functools.lru_cache(maxsize=16)
 def _read(path: str, extra_ids: int, special_tokens: tuple[tuple[str, str | None], ...]) -> _Loaded:
-  content = content_of(path)
+  content = read_content(path)
   tokenizer = _tokenizer(path, content)
   for name, token in special_tokens:
     if token is not None and tokenizer.token_to_id(token) is None:
@@ -239,9 +239,9 @@ def _read(path: str, extra_ids: int, special_tokens: tuple[tuple[str, str | None
 
 
 def _tokenizer(path: str, content: bytes) -> Any:
-  """The tokenizer as the file has it, which neither cuts nor fills what it encodes."""
-  # Who encodes here runs in several threads or processes already; its own would be in their way, and in
-  # processes that are forked later they would be missed.
+  """Make the file's tokenizer, without truncation and padding."""
+  # Callers run in several threads or processes already. The library's own threads would compete with them,
+  # and be missing in processes that are forked later.
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   try:
     from tokenizers import Tokenizer
@@ -268,13 +268,13 @@ def _tokenizer(path: str, content: bytes) -> Any:
 
 
 def _special_of(tokenizer: Any) -> list[str]:
-  """The tokens that could be meant for a special one."""
+  """List the tokens that could be special tokens."""
   added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
   return added or list(tokenizer.get_vocab())
 
 
 def _add_sentinels(path: str, tokenizer: Any, extra_ids: int) -> None:
-  """Makes the sentinels the last tokens, the first sentinel the very last."""
+  """Make the sentinels the last tokens, the first sentinel the very last."""
   from tokenizers import AddedToken
 
   names = [f"<extra_id_{k}>" for k in reversed(range(extra_ids))]

@@ -190,7 +190,7 @@ def _compare(command: Sequence[str], undisturbed: Path, interrupted: Path, repor
 def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
   """Return the first rows of a step's batch as text, with their origins."""
   from anystep.inspection.rows import what_was_at
-  from anystep.tasks.vocabularies.decoding import readable
+  from anystep.tasks.vocabularies.decoding import decode_readable
   from anystep.train.datasets.cached import Dataset
   from anystep.train.datasets.run_data import only_task
   from anystep.train.main import configured

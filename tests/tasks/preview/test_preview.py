@@ -26,7 +26,7 @@ from anystep.tasks.preview.page import preview_page
 from anystep.tasks.preview.preview import check_previews, preview
 from anystep.tasks.preview.stages import step_title
 from anystep.tasks.preview.values import Value
-from anystep.tasks.vocabularies.decoding import readable
+from anystep.tasks.vocabularies.decoding import decode_readable
 
 LENGTHS = {"targets": 24}
 LENGTHS_OF_BOTH = {"inputs": 4, "targets": 30}
@@ -365,7 +365,7 @@ def test_what_is_cut_and_what_is_kept_are_the_whole(length):
   for whole, example in zip(before.examples, cut.examples, strict=True):
     value, tokens = example.features["targets"], ids(whole.features["targets"])
     assert (value.kept, value.cut) == (min(length, len(tokens)), max(len(tokens) - length, 0))
-    assert value.to_json().get("cut_text", "") == readable(
+    assert value.to_json().get("cut_text", "") == decode_readable(
       np.array(tokens[length:], int), small_tasks.VOCABULARY
     )
     assert (
@@ -473,7 +473,7 @@ def test_pieces_of_tokens_join_to_their_text(text, vocabulary, sentencepiece):
   tokens = np.array([*vocabulary.encode(text * 3), vocabulary.vocab_size - 1, *vocabulary.encode("z"), 1])
   value = Value(values=tokens, vocabulary=vocabulary)
   pieces = list(value.pieces(0, len(tokens)))
-  assert "".join(piece.text for piece in pieces) == readable(tokens, vocabulary)
+  assert "".join(piece.text for piece in pieces) == decode_readable(tokens, vocabulary)
   assert [piece.id for piece in pieces] == tokens.tolist()
   assert [piece.text for piece in pieces if piece.is_special] == ["<0>", "</s>"]
   assert list(value.pieces(3, 9)) == pieces[3:9]
@@ -611,7 +611,7 @@ def test_json_lines_hold_every_stage_of_a_mixtures_tasks_whole(tasks_registered,
   assert [stage["kind"] for stage in plain] == kinds
   tokens = plain[3]["examples"][1]["features"]["targets"]
   assert tokens["length"] == len(tokens["ids"]) == 24 + plain[4]["examples"][1]["features"]["targets"]["cut"]
-  assert readable(np.array(tokens["ids"]), small_tasks.VOCABULARY) == tokens["text"]
+  assert decode_readable(np.array(tokens["ids"]), small_tasks.VOCABULARY) == tokens["text"]
 
 
 def test_a_mixture_of_caches_shows_its_tasks(tasks_registered, capsys, tmp_path):

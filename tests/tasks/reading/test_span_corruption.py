@@ -18,7 +18,7 @@ from anystep.tasks import preprocessors as reference
 from anystep.tasks.reading import span_corruption
 from anystep.tasks.reading import task_reader as reading
 from anystep.tasks.reading.native_preprocessors import NativePreprocessors
-from anystep.tasks.reading.span_corruption import corrupted_spans, noise_counts, random_chunks
+from anystep.tasks.reading.span_corruption import corrupt_spans, cut_random_chunks, noise_counts
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.transforms.transform import Records
 
@@ -87,7 +87,7 @@ def reader_of(chain, lengths, dtype, *, native):
     else:
       patch.setattr(NativePreprocessors, "of", lambda *args: None)
       # It runs the graph in several ways, for which there is no cache.
-      patch.setattr(TaskReader, "_check", lambda self, cache: None)
+      patch.setattr(TaskReader, "_check_preprocessors", lambda self, cache: None)
     return TaskReader(task_of(chain, dtype), types.SimpleNamespace(manifest=manifest), lengths)
 
 
@@ -223,8 +223,8 @@ def test_long_sequences_are_those_of_the_map_functions_with_these_seeds(monkeypa
   ]
   seeds = generator.integers(0, 2**31, (len(rows), 3, 2))
   feature = ragged(rows, "int32")
-  inputs, targets = corrupted_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
-  chunks = random_chunks(feature, lengths["targets"], seeds[:, :1])
+  inputs, targets = corrupt_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
+  chunks = cut_random_chunks(feature, lengths["targets"], seeds[:, :1])
   for k, row in enumerate(rows):
     pairs = [tf.constant(pair) for pair in seeds[k]]
     example = {"targets": tf.constant(row, tf.int32)}
@@ -268,7 +268,7 @@ def test_equal_draws_cut_as_in_the_graph(size, num_noise, num_spans, levels, see
     feature = ragged([np.arange(size)], "int64")
     counts = np.tile([num_noise, num_spans], (size + 1, 1))
     pairs = np.arange(3).repeat(2).reshape(1, 3, 2)
-    inputs, targets = corrupted_spans(feature, counts, pairs, first_sentinel=1000)
+    inputs, targets = corrupt_spans(feature, counts, pairs, first_sentinel=1000)
   clean = split(clean_draws, size - num_noise, num_spans)
   noise = split(noise_draws, num_noise, num_spans)
   tokens, expected = iter(range(size)), ([], [])
@@ -282,11 +282,11 @@ def test_loops_give_the_same_where_they_are_not_compiled(monkeypatch):
   counts = noise_counts(26, noise_density=0.15, mean_span_tokens=3.0)
   feature = batch_of(np.arange(40), "int32")["targets"]
   seeds = np.random.default_rng(0).integers(0, 2**31, (40, 3, 2))
-  compiled = corrupted_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
+  compiled = corrupt_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
   monkeypatch.setattr(span_corruption, "_corrupt", span_corruption._corrupt.plain)
   with warnings.catch_warnings():
     warnings.simplefilter("error")
-    plain = corrupted_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
+    plain = corrupt_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
   for one, other in zip(plain, compiled, strict=True):
     np.testing.assert_array_equal(one.values, other.values)
     np.testing.assert_array_equal(one.lengths, other.lengths)
@@ -309,7 +309,7 @@ class TestDistribution:
     records = records_of(np.arange(self.NUM_EXAMPLES))
     seeds = reading.map_seeds("corrupted", "train", 0, 0, records, 3)
     counts = noise_counts(chunk_tokens, **settings)
-    return corrupted_spans(feature, counts, seeds, first_sentinel=10**6)
+    return corrupt_spans(feature, counts, seeds, first_sentinel=10**6)
 
   def test_of_density_spans_and_chunk_starts_is_what_was_asked(self):
     inputs, targets = self.corrupted(208, 200, noise_density=0.15, mean_span_tokens=3.0)

@@ -10,7 +10,7 @@ import seqio
 from anystep.features.ragged import Ragged
 from anystep.tasks.data_program import stats_page
 from anystep.tasks.vocabularies import decoding
-from anystep.tasks.vocabularies.decoding import as_text, described, printable, readable
+from anystep.tasks.vocabularies.decoding import as_text, decode_readable, describe_feature, escape_unprintable
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=125)
 
@@ -23,19 +23,19 @@ def test_the_examples_of_a_module_are_true(module):
 
 def test_token_ids_read_as_text_with_sentinels_and_end():
   ids = [*VOCABULARY.encode("a<b"), 383, *VOCABULARY.encode("é"), 259, 1, 0, 0]
-  assert readable(np.array(ids), VOCABULARY) == "a<b<0>é<124></s>"
-  assert readable(np.array([0, 0]), VOCABULARY) == ""
-  assert readable(np.array([], np.int32), VOCABULARY) == ""
+  assert decode_readable(np.array(ids), VOCABULARY) == "a<b<0>é<124></s>"
+  assert decode_readable(np.array([0, 0]), VOCABULARY) == ""
+  assert decode_readable(np.array([], np.int32), VOCABULARY) == ""
 
 
 def test_padding_between_tokens_is_shown():
   ids = [*VOCABULARY.encode("a"), 0, *VOCABULARY.encode("b"), 0]
-  assert readable(np.array(ids), VOCABULARY) == "a<pad>b"
+  assert decode_readable(np.array(ids), VOCABULARY) == "a<pad>b"
 
 
 def test_letters_that_a_sentinel_cuts_are_left_out():
   first, second = VOCABULARY.encode("é")
-  assert readable(np.array([first, 383, second]), VOCABULARY) == "<0>"
+  assert decode_readable(np.array([first, 383, second]), VOCABULARY) == "<0>"
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_letters_that_a_sentinel_cuts_are_left_out():
   ],
 )
 def test_values_are_described_as_json(values, expected):
-  found = described(values if isinstance(values, Ragged) else np.asarray(values))
+  found = describe_feature(values if isinstance(values, Ragged) else np.asarray(values))
   assert found == expected
   assert json.loads(json.dumps(found, allow_nan=False)) == expected
 
 
 def test_only_sequences_of_token_ids_are_decoded():
   ids = np.array(VOCABULARY.encode("ab"), np.int32)
-  assert described(ids, VOCABULARY) == {"length": 2, "text": "ab"}
-  assert described(ids.astype(np.float32), VOCABULARY) == {"length": 2, "values": [100.0, 101.0]}
-  assert described(np.asarray(ids[0]), VOCABULARY) == {"values": 100}
+  assert describe_feature(ids, VOCABULARY) == {"length": 2, "text": "ab"}
+  assert describe_feature(ids.astype(np.float32), VOCABULARY) == {"length": 2, "values": [100.0, 101.0]}
+  assert describe_feature(np.asarray(ids[0]), VOCABULARY) == {"values": 100}
   rows = Ragged(np.concatenate([ids, ids[:1]]), np.array([2, 0, 1]))
-  assert described(rows, VOCABULARY) == {"length": 3, "values": ["ab", "", "a"]}
+  assert describe_feature(rows, VOCABULARY) == {"length": 3, "values": ["ab", "", "a"]}
 
 
 def test_text_stays_on_its_line_and_commands_nothing():
-  assert printable("a\nb\x1b[31m é\u2028") == "a\\nb\\x1b[31m é\\u2028"
+  assert escape_unprintable("a\nb\x1b[31m é\u2028") == "a\\nb\\x1b[31m é\\u2028"
   assert as_text({"length": 3, "text": "a\n"}) == " (3): a\\n"
   assert as_text({"values": 7}) == ": 7"

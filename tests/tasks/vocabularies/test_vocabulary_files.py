@@ -85,20 +85,20 @@ def test_a_store_that_does_not_answer_is_waited_for_once_and_not_for_long(monkey
     asked.append(path)
     time.sleep(30)
 
-  monkeypatch.setattr(vocabulary_files, "_looked_for", silent)
+  monkeypatch.setattr(vocabulary_files, "_look_for", silent)
   monkeypatch.setattr(vocabulary_files, "_LOOK_SECONDS", 0.2)
   begin_seconds = time.monotonic()
   for _ in range(3):
     with pytest.raises(AnystepError) as failure:
-      vocabulary_files.found("gs://bucket/silent.model")
+      vocabulary_files.find_file("gs://bucket/silent.model")
     assert failure.value.fields["got"] == "no answer within 0.2 s"
   assert time.monotonic() - begin_seconds < 5
   assert asked == ["gs://bucket/silent.model"]
 
 
 def test_a_store_that_answers_late_is_no_matter_where_the_file_is_there(monkeypatch):
-  monkeypatch.setattr(vocabulary_files, "_looked_for", lambda path: None)
-  assert vocabulary_files.found("gs://bucket/there.model") == "gs://bucket/there.model"
+  monkeypatch.setattr(vocabulary_files, "_look_for", lambda path: None)
+  assert vocabulary_files.find_file("gs://bucket/there.model") == "gs://bucket/there.model"
 
 
 @pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1", b""])
@@ -142,10 +142,10 @@ class TestUseFile:
     copied.write_bytes(MODEL.read_bytes())
     use_file(gone, MODEL)
     use_file(MODEL, copied)
-    assert vocabulary_files.found(gone) == vocabulary_files.found(MODEL) == str(copied)
+    assert vocabulary_files.find_file(gone) == vocabulary_files.find_file(MODEL) == str(copied)
     use_file(copied, MODEL)
     use_file(MODEL, MODEL)
-    assert pathlib.Path(vocabulary_files.found(gone)).read_bytes() == MODEL.read_bytes()
+    assert pathlib.Path(vocabulary_files.find_file(gone)).read_bytes() == MODEL.read_bytes()
 
   def test_refuses_a_file_that_is_not_there_either(self, tmp_path, gone):
     with pytest.raises(AnystepError) as failure:
@@ -158,6 +158,6 @@ class TestUseFile:
     use_file(gone, copied)
     copied.unlink()
     with pytest.raises(AnystepError) as failure:
-      vocabulary_files.found(gone)
+      vocabulary_files.find_file(gone)
     assert failure.value.fields["path"] == str(copied)
     assert failure.value.fields["in_place_of"] == gone
