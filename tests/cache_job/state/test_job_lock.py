@@ -26,8 +26,8 @@ from anystep.errors import AnystepError
 TASK = small_tasks.task("small_locked", sizes={"train": (2, 3)})
 HOLD = """
 import sys, time
-from anystep.cache_job.state.job_lock import locked
-with locked(sys.argv[1]):
+from anystep.cache_job.state.job_lock import lock_task_directory
+with lock_task_directory(sys.argv[1]):
   print("held", flush=True)
   time.sleep(600)
 """
