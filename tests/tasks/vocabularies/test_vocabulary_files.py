@@ -23,7 +23,7 @@ def as_before(monkeypatch):
   """Leaves SeqIO and what stands in for what as they were."""
   monkeypatch.setattr(seqio.vocabularies, "_load_model", seqio_internals.load_sentencepiece_model)
   monkeypatch.setattr(vocabulary_files, "_stand_ins", {})
-  vocabulary_files._looked_for_remotely.cache_clear()
+  vocabulary_files._look_for_remotely.cache_clear()
 
 
 @pytest.fixture
