@@ -23,6 +23,11 @@ def parse_example(record: bytes, features: Mapping[str, Feature]) -> dict[str, A
 
   A feature of rows whose lengths differ is a `Ragged`.
 
+  >>> from anystep.records.writing import serialize_example
+  >>> record = serialize_example({"targets": np.array([3, 1])})
+  >>> parse_example(record, {"targets": Feature(dtype="int32", shape=(None,))})
+  {'targets': array([3, 1], dtype=int32)}
+
   Raises:
     AnystepError: as `ExampleParser`.
   """

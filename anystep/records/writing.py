@@ -183,9 +183,8 @@ def serialize_example(example: Mapping[str, Any]) -> bytes:
   Integers and bools are stored as int64, floats as float32, text as bytes, arrays flattened. A `Ragged` is
   stored as SeqIO stores it: its values, and the lengths of its rows under another name.
 
-  >>> example = {"targets": np.array([3, 1])}
-  >>> parse_example(serialize_example(example), {"targets": Feature(dtype="int32", shape=(None,))})
-  {'targets': array([3, 1], dtype=int32)}
+  >>> len(serialize_example({"targets": np.array([3, 1])}))
+  21
   """
   lists = stored_lists(
     example, lambda value: (value.values, value.lengths) if isinstance(value, Ragged) else None

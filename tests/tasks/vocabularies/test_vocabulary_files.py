@@ -55,7 +55,7 @@ def test_a_missing_file_is_one_error_that_says_what_to_write_where(gone, kind):
 
 
 def test_a_directory_is_no_file(tmp_path):
-  assert vocabulary_files.why_missing(str(tmp_path)) == "a directory"
+  assert vocabulary_files.explain_missing(str(tmp_path)) == "a directory"
 
 
 def test_a_module_that_reads_a_missing_vocabulary_as_it_is_imported_ends_with_the_same_error(
