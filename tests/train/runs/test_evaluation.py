@@ -34,7 +34,9 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
 
   replaced = task.replace(metric_fns=[record])
   prepared = main.prepare(command(EVAL_DATASET="@eval/datasets.DatasetConfig()"))
-  dataset = dataclasses.replace(prepared.evaluation.dataset, tasks={task.name: replaced})
+  dataset = prepared.evaluation.dataset
+  cached = dataclasses.replace(dataset.cached, tasks={task.name: replaced})
+  dataset = dataclasses.replace(dataset, cached=cached)
   data = dataclasses.replace(prepared.evaluation, dataset=dataset)
   mesh = Partitioner().mesh(8)
   model = prepared.trainer.model
