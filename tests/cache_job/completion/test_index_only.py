@@ -11,6 +11,7 @@ import seqio
 import small_tasks
 import tensorflow as tf
 from array_record.python import array_record_module
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_runs import digests_of, registered, run_job, stamps_of
@@ -264,7 +265,7 @@ def test_made_anew_it_describes_what_the_files_have_become(tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(records=st.lists(st.binary(max_size=40)))
 def test_offsets_are_those_of_the_writer_and_a_file_cut_anywhere_is_refused(tmp_path, records):
-  path = anystep.cache.epath.Path(tmp_path / "file.tfrecord")
+  path = epath.Path(tmp_path / "file.tfrecord")
   offsets = write_tfrecord(path, records)
   found = _find_tfrecord_offsets(path)
   assert found.dtype == np.uint64
