@@ -1,12 +1,16 @@
 """JAX as strict as it goes, on eight virtual CPU devices, and golden files."""
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+# A shell has what runs in the background ignore Ctrl-C, and so would every program that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything imports JAX or TensorFlow.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"

@@ -179,9 +179,9 @@ class _Network(NamedTuple):
     if self.columns.ndim == 1:
       return self
     # `take` needs half the time of an index by an array.
-    is_slice = isinstance(selection, slice)
-    columns = self.columns[:, selection] if is_slice else self.columns.take(selection, axis=1)
-    return self._replace(columns=columns)
+    if isinstance(selection, slice):
+      return self._replace(columns=self.columns[:, selection])
+    return self._replace(columns=self.columns.take(selection, axis=1))
 
   def find_outside(self, values: np.ndarray) -> np.ndarray:
     """Return the positions of values that are not below n, `(outside,) int64`."""

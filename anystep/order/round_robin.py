@@ -51,7 +51,7 @@ class RoundRobin:
 
 
 class _PrefixSelect:
-  """Wavelet matrix of an order of [0, n), highest bit first: finds the j-th smallest of its first c values."""
+  """Wavelet matrix of an order of [0, n), highest bit first; finds the j-th smallest of its first values."""
 
   def __init__(self, order: np.ndarray):
     self._bits = range(max(len(order) - 1, 0).bit_length() - 1, -1, -1)

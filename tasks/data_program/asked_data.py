@@ -165,10 +165,10 @@ def read_model_dir(path: str) -> AskedData:
   """
   directory = epath.Path(path)
   entries = list(directory.iterdir()) if directory.is_dir() else []
-  steps = [names.checkpoint_step(entry.name) for entry in entries if (entry / names.COMMIT_SUCCESS).exists()]
-  newest = max((step for step in steps if step is not None), default=None)
-  places = [directory, *([] if newest is None else [directory / names.checkpoint_name(newest)])]
-  paths = [place / names.DATA_PLAN for place in places]
+  committed = [entry for entry in entries if (entry / names.COMMIT_SUCCESS).exists()]
+  steps = [step for entry in committed if (step := names.checkpoint_step(entry.name)) is not None]
+  directories = [directory, *(directory / names.checkpoint_name(step) for step in sorted(steps)[-1:])]
+  paths = [other / names.DATA_PLAN for other in directories]
   plan_path = next((path for path in paths if path.exists()), paths[0])
   if not plan_path.exists() and (directory / names.DATA_UNCACHED).exists():
     raise AnystepError(
