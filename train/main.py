@@ -67,12 +67,12 @@ def prepare(argv: Sequence[str]) -> PreparedRun:
 def configured(argv: Sequence[str]) -> Trainer:
   """Return the trainer that the command line configures; its data is not read."""
   values, bindings = _parse(argv)
-  from anystep.tasks.registry.modules import look_here_first
+  from anystep.tasks.registry.modules import prefer_current_directory
   from anystep.tasks.startup import start_tensorflow
 
   start_tensorflow()
   # Gin files import the user's own modules.
-  look_here_first()
+  prefer_current_directory()
 
   from anystep.train.configuration.configuration import build, load_configuration
 

@@ -11,7 +11,7 @@ import numpy as np
 from anystep.cached import cached_property
 from anystep.errors import AnystepError, ExitCode
 from anystep.plans.segments import Segment
-from anystep.plans.wanted_rows import checked_rows
+from anystep.plans.wanted_rows import check_rows
 from anystep.whole_numbers import INT64_MAX, whole_number
 
 
@@ -59,7 +59,7 @@ class Schedule:
     """Return what the rows of a step are: see `Plan.units`."""
     step = self.readable_step(step)
     segment = self.segment_at(step)
-    in_segment = segment.rows(step, None if rows is None else checked_rows(rows, segment.batch_size))
+    in_segment = segment.rows(step, None if rows is None else check_rows(rows, segment.batch_size))
     task = self._task_numbers[segment.start_step][in_segment.task]
     if self.end is None:
       return task, in_segment.unit, None

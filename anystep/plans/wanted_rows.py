@@ -30,7 +30,7 @@ def rows_by_batch_size(
   if not isinstance(rows, tuple):
     # An iterator gives its rows only once.
     listed = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, np.ndarray) else rows
-    return {size: checked_rows(listed, size) for size in sizes}
+    return {size: check_rows(listed, size) for size in sizes}
   if len(rows) != 2 or not all(map(is_whole_number, rows)):
     raise _wrong_rows(rows, expected="(host, host count), two whole numbers")
   host, host_count = map(int, rows)
@@ -45,7 +45,7 @@ def rows_by_batch_size(
   return {size: np.arange(size).reshape(host_count, -1)[host] for size in sizes}
 
 
-def checked_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
+def check_rows(rows: np.ndarray | Iterable[int], batch_size: int) -> np.ndarray:
   """Return row numbers of a batch as `int64`; for a mask with a bool for each row, where it is true.
 
   Raises:

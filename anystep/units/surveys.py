@@ -186,7 +186,7 @@ class _Survey:
     """Yield the shard's records after the transform, some at a time, and places of those that are kept."""
     num_records = int(self._cache.manifest.shard_records[shard])
     for start in range(0, num_records, self._chunk_records):
-      yield self._surveyed(shard, np.arange(start, min(start + self._chunk_records, num_records)))
+      yield self._survey(shard, np.arange(start, min(start + self._chunk_records, num_records)))
 
   @cached_property
   def _chunk_records(self) -> int:
@@ -194,7 +194,7 @@ class _Survey:
     block_records = self._cache.manifest.block_records
     return max(_SURVEYED_RECORDS // block_records, 1) * block_records
 
-  def _surveyed(self, shard: int, places: np.ndarray) -> tuple[Batch, np.ndarray]:
+  def _survey(self, shard: int, places: np.ndarray) -> tuple[Batch, np.ndarray]:
     blocks = np.unique(places // self._cache.manifest.block_records).tolist()
     records = [record for block in self._cache.read_blocks(shard, blocks) for record in block]
     batch = self._parser(records)

@@ -204,7 +204,7 @@ def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
   for root in _roots(cache):
     path = root / key / names.UNIT_TABLE
     if path.exists():
-      return _opened(path, cache.pool)
+      return _open(path, cache.pool)
   return None
 
 
@@ -217,7 +217,7 @@ def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
   for root in _roots(cache):
     for path in sorted(root.glob(f"*/{names.UNIT_TABLE}")) if root.exists() else []:
       if hashlib.sha256(_header(path)).hexdigest() == sha256:
-        return _opened(path, cache.pool)
+        return _open(path, cache.pool)
   return None
 
 
@@ -294,7 +294,7 @@ def _roots(cache: Cache) -> Iterator[epath.Path]:
   yield epath.Path(home) / "anystep" / "units"
 
 
-def _opened(path: epath.Path, pool: ReadPool) -> UnitTable:
+def _open(path: epath.Path, pool: ReadPool) -> UnitTable:
   try:
     table = UnitTable(path.parent, _header(path), pool=pool)
     if table_key(table.made_for) != path.parent.name:

@@ -113,7 +113,7 @@ def rates_of(arguments: argparse.Namespace) -> dict[str, str] | None:
   return dict(pairs) or None
 
 
-def joined(values: Iterable[list[str]] | None) -> list[str]:
+def join_values(values: Iterable[list[str]] | None) -> list[str]:
   """The values of a flag that may be repeated and that takes several at once."""
   return list(dict.fromkeys(value for several in values or () for value in several))
 

@@ -18,7 +18,7 @@ from anystep.limits import is_name
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import Plan
 from anystep.streams.stream import find_cache
-from anystep.tasks.data_program.arguments import joined, rates_of, task_unknown, usage
+from anystep.tasks.data_program.arguments import join_values, rates_of, task_unknown, usage
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.transforms.transform import Transform
 
@@ -74,13 +74,13 @@ def find_named_plan(arguments: argparse.Namespace) -> AskedData | None:
   path, model_dir = (getattr(arguments, name, None) for name in ("plan", "model_dir"))
   if path is not None and model_dir is not None:
     raise usage("--plan and --model_dir", "name one of them")
-  roots = joined(getattr(arguments, "cache_dir", None))
+  roots = join_values(getattr(arguments, "cache_dir", None))
   if path is not None:
     return AskedData(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
   if model_dir is not None:
     asked = read_model_dir(model_dir)
     # Roots on the command line may lack the caches of the run's other tasks.
-    return dataclasses.replace(asked, roots=joined([roots, [*asked.roots]]))
+    return dataclasses.replace(asked, roots=join_values([roots, [*asked.roots]]))
   return None
 
 
@@ -103,7 +103,7 @@ def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Aske
   clash = [f"--{name}" for name in flags if getattr(arguments, name, None) is not None]
   if clash:
     raise usage(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
-  tasks = joined(arguments.task)
+  tasks = join_values(arguments.task)
   for task in tasks:
     if task not in asked.known_plan.tasks:
       raise task_unknown(task, asked.known_plan.tasks)
@@ -223,13 +223,13 @@ def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
 
 
 def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> AskedData:
-  roots = joined(arguments.cache_dir)
+  roots = join_values(arguments.cache_dir)
   if not roots:
     raise usage(
       "no data",
       "add --cache_dir=ROOT and --task=NAME, or --plan=FILE and --cache_dir=ROOT, or --model_dir=DIR",
     )
-  rates, task_names = rates_of(arguments), joined(arguments.task)
+  rates, task_names = rates_of(arguments), join_values(arguments.task)
   for task in task_names if rates else ():
     if task not in (rates or ()):
       raise task_unknown(task, rates or ())

@@ -234,7 +234,7 @@ def _stats(arguments: argparse.Namespace) -> None:
     raise usage("--steps without a plan", "add --batch_size, --plan or --model_dir")
   if asked.plan is not None and steps is not None:
     asked.plan.units(steps.start)  # Steps that there are not are refused before anything is counted.
-  stats = [_counted(cache) for cache in _caches_of(asked)]
+  stats = [_count(cache) for cache in _caches_of(asked)]
   caches = [found.to_json(lengths) for found in stats]
   shares = []
   if asked.plan is not None and steps is not None:
@@ -248,7 +248,7 @@ def _stats(arguments: argparse.Namespace) -> None:
     write_output(arguments.html, stats_page(caches, shares), arguments.overwrite)
 
 
-def _counted(cache: Cache) -> CacheStats:
+def _count(cache: Cache) -> CacheStats:
   m = cache.manifest
   if m.layout == AS_IS:
     return CacheStats.of(cache)

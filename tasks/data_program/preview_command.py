@@ -13,7 +13,7 @@ from anystep.tasks.data_program.arguments import (
   add_task_flags,
   check_output,
   feature_lengths_json,
-  joined,
+  join_values,
   usage,
   write_output,
 )
@@ -54,7 +54,7 @@ def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser
 
 
 def _preview(arguments: argparse.Namespace) -> None:
-  names = joined(arguments.task)
+  names = join_values(arguments.task)
   if not names:
     raise usage("no task", "add --task=NAME")
   if arguments.n < 1 or arguments.skip < 0:
@@ -63,7 +63,7 @@ def _preview(arguments: argparse.Namespace) -> None:
     if path is not None:
       check_output(path, arguments.overwrite)
   split = arguments.split or "train"
-  tasks = _registered(names, arguments.module_import, split)
+  tasks = _find_registered(names, arguments.module_import, split)
   from anystep.tasks.preview.preview import check_previews, preview
 
   check_previews(tasks, split=split, feature_lengths=arguments.feature_lengths, model=arguments.model)
@@ -96,7 +96,7 @@ def _preview(arguments: argparse.Namespace) -> None:
       raise made.error
 
 
-def _registered(names: Sequence[str], modules: Sequence[str], split: str) -> list[seqio.Task]:
+def _find_registered(names: Sequence[str], modules: Sequence[str], split: str) -> list[seqio.Task]:
   """The tasks of these names, and of the mixtures of these names those that have the split, each once.
 
   Raises:

@@ -77,7 +77,7 @@ def _notes(notes: Iterable[str]) -> str:
 def _example(stage: Stage, example: Example, full: bool) -> str:
   given = "given: " if stage.problem else ""
   parts = [f"<b>{given}example {as_html(example.label)}{example.of_how_many}</b><dl>"]
-  for name, value, is_sum in _shown_features(stage, example):
+  for name, value, is_sum in _format_features(stage, example):
     if is_sum:
       parts.append(f"<dt><b>{as_html(name)}</b> sum {np.sum(value.values):,}</dt>")
       continue
@@ -91,11 +91,11 @@ def _example(stage: Stage, example: Example, full: bool) -> str:
     if names
   ]
   if stage.kind == "model":
-    parts += [_aligned(side, features, full) for side, features in example.sides()]
+    parts += [_align(side, features, full) for side, features in example.sides()]
   return f'<div class="example">{"".join(parts)}</div>'
 
 
-def _shown_features(stage: Stage, example: Example) -> Iterable[tuple[str, Value, bool]]:
+def _format_features(stage: Stage, example: Example) -> Iterable[tuple[str, Value, bool]]:
   if stage.kind == "model":
     return example.lines()
   return [(name, example.features[name], False) for name in example.changed]
@@ -112,7 +112,7 @@ def _content(value: Value, full: bool) -> str:
     return _tokens(value, 0, kept, full) + cut + padding
   described = value.to_json()
   if "text" in described:
-    return _shortened(described["text"], _CHARACTERS, "characters", full)
+    return _shorten(described["text"], _CHARACTERS, "characters", full)
   values = described["values"]
   if not isinstance(values, list):
     return as_html(values)
@@ -127,7 +127,7 @@ def _content(value: Value, full: bool) -> str:
   return as_html(", ".join(texts)) + gap
 
 
-def _shortened(text: str, limits: tuple[int, int], what: str, full: bool) -> str:
+def _shorten(text: str, limits: tuple[int, int], what: str, full: bool) -> str:
   head, tail = limits
   if full or len(text) <= head + tail:
     return as_html(text)
@@ -153,7 +153,7 @@ def _token(piece: Piece) -> str:
   return f'<span class="{kind}" title="{piece.id}">{as_html(piece.text) or "·"}</span>'
 
 
-def _aligned(side: str, features: Sequence[tuple[str, Value]], full: bool) -> str:
+def _align(side: str, features: Sequence[tuple[str, Value]], full: bool) -> str:
   """The model's features below each other, place by place."""
   length = len(features[0][1].values)
   used = max(value.used for _, value in features)

@@ -109,7 +109,7 @@ def _add_model_stages(
       return None
     model = model or _fitting_model(task, feature_lengths)
     prefix = model == "prefix_lm" or (model == "decoder" and "inputs" in feature_lengths)
-    stages.append(shown.trimmed(feature_lengths, joined=prefix and packing == PackingPolicy.NONE))
+    stages.append(shown.trim(feature_lengths, joined=prefix and packing == PackingPolicy.NONE))
     stages.append(shown.model_rows(model, feature_lengths, packing))
   except AnystepError as error:
     error.fields = {"task": task.name, **error.fields}

@@ -83,7 +83,7 @@ class ShownStages:
       given = [Example(label=label, features=features, changed=tuple(features))]
     return Stage(kind="preprocessor", name=name, arguments=arguments, examples=given, problem=failure.message)
 
-  def trimmed(self, feature_lengths: Mapping[str, int], *, joined: bool) -> Stage:
+  def trim(self, feature_lengths: Mapping[str, int], *, joined: bool) -> Stage:
     """Return the stage at which examples are cut to the feature lengths.
 
     Args:

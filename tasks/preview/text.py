@@ -84,7 +84,7 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
       _features(stage, example, full),
     ]
     if stage.kind == "model":
-      lines += [Padding(_aligned(side, features, full), _INDENT) for side, features in example.sides()]
+      lines += [Padding(_align(side, features, full), _INDENT) for side, features in example.sides()]
   return Group(*lines)
 
 
@@ -128,13 +128,13 @@ def _lines(value: Value, full: bool) -> _Lines:
   if value.is_tokens:
     ids = np.asarray(value.values).tolist()
     yield value.form, _tokens_text(value, len(ids), full)
-    yield "ids", Text(" ".join(_shortened_list(ids, full)), "dim")
+    yield "ids", Text(" ".join(_shorten_list(ids, full)), "dim")
     return
   described = value.to_json()
   content = described.get("text", described.get("values"))
   if isinstance(content, list):
-    content = f"[{', '.join(_shortened_list(content, full))}]"
-  yield value.form, _shortened(str(content), full)
+    content = f"[{', '.join(_shorten_list(content, full))}]"
+  yield value.form, _shorten(str(content), full)
 
 
 def _cut_lines(value: Value, full: bool) -> _Lines:
@@ -145,7 +145,7 @@ def _cut_text(value: Value, full: bool) -> Text:
   if not value.cut:
     return Text("nothing is cut", "dim")
   described = value.to_json()
-  content = _shortened(str(described.get("cut_text", described.get("cut_values"))), full)
+  content = _shorten(str(described.get("cut_text", described.get("cut_values"))), full)
   content.stylize("red strike")
   return Text.assemble((f"{value.cut:,} cut: ", "red"), content)
 
@@ -172,7 +172,7 @@ def _piece(piece: Piece) -> tuple[str, str]:
   return escape_unprintable(piece.text), "magenta" if piece.is_special else ""
 
 
-def _shortened(text: str, full: bool) -> Text:
+def _shorten(text: str, full: bool) -> Text:
   head, tail = _CHARACTERS
   if full or len(text) <= head + tail:
     return Text(escape_unprintable(text))
@@ -180,7 +180,7 @@ def _shortened(text: str, full: bool) -> Text:
   return Text.assemble(escape_unprintable(text[:head]), gap, escape_unprintable(text[-tail:]))
 
 
-def _shortened_list(values: Sequence[object], full: bool) -> list[str]:
+def _shorten_list(values: Sequence[object], full: bool) -> list[str]:
   head, tail = _IDS
   texts = [
     escape_unprintable(str(value)) for value in (values if full else [*values[:head], *values[head:][-tail:]])
@@ -190,7 +190,7 @@ def _shortened_list(values: Sequence[object], full: bool) -> list[str]:
   return texts
 
 
-def _aligned(side: str, features: Sequence[tuple[str, Value]], full: bool) -> Table:
+def _align(side: str, features: Sequence[tuple[str, Value]], full: bool) -> Table:
   """Features of the model side by side, place by place."""
   table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
   table.add_column("place", justify="right")

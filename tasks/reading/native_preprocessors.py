@@ -110,7 +110,7 @@ class NativePreprocessors:
       for name, kind, value in step:
         feature = result[name]
         assert isinstance(feature, Ragged)
-        result[name] = _append(feature, value) if kind == "append" else _cut(feature, kind, value)
+        result[name] = _append(feature, value) if kind == "append" else _trim(feature, kind, value)
     return result
 
 
@@ -252,7 +252,7 @@ def _appended_tokens(
   return None if cut else appended
 
 
-def _cut(feature: Ragged, kind: str, limit: int) -> Ragged:
+def _trim(feature: Ragged, kind: str, limit: int) -> Ragged:
   lengths = np.minimum(feature.lengths, limit)
   if (lengths == feature.lengths).all():
     return feature

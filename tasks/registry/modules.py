@@ -18,7 +18,7 @@ def import_modules(names: Iterable[str]) -> None:
   Raises:
     AnystepError: 78 `module_import`, with the error of the import.
   """
-  look_here_first()
+  prefer_current_directory()
   if "seqio" in sys.modules:
     from anystep.tasks.vocabularies.files import watch_models
 
@@ -72,7 +72,7 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
   return tasks
 
 
-def look_here_first() -> None:
+def prefer_current_directory() -> None:
   """Make Python look for modules in the current directory first."""
   here = os.getcwd()
   if sys.path[:1] != [here]:

@@ -90,22 +90,24 @@ class SeqioConverter:
     convert = self._function(features, feature_lengths)
     num_examples = len(next(iter(batch.values())))
     if not self._packs:
-      return self._converted(convert, features, num_rows=num_examples)
+      return self._convert_batch(convert, features, num_rows=num_examples)
     stops = np.cumsum(np.ones(num_examples, np.int64) if counts is None else counts).tolist()
     if not stops:
-      return self._converted(convert, features, num_rows=0)
+      return self._convert_batch(convert, features, num_rows=0)
     packs = [
       {name: tensor[start:stop] for name, tensor in features.items()}
       for start, stop in zip([0, *stops[:-1]], stops, strict=True)
     ]
-    parts = [self._converted(convert, pack, num_rows=1) for pack in packs]
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    parts = [self._convert_batch(convert, pack, num_rows=1) for pack in packs]
+    return {name: _join([part[name] for part in parts]) for name in parts[0]}
 
-  def _converted(self, convert: Callable[[Tensors], Tensors], features: Tensors, *, num_rows: int) -> Rows:
+  def _convert_batch(
+    self, convert: Callable[[Tensors], Tensors], features: Tensors, *, num_rows: int
+  ) -> Rows:
     try:
       rows = rows_from_tensors(convert(features))
     except tf.errors.InvalidArgumentError as error:
-      raise self._refused(error) from error
+      raise self._refusal(error) from error
     found = {len(feature) for feature in rows.values()}
     if found != {num_rows}:
       raise AnystepError(
@@ -118,7 +120,7 @@ class SeqioConverter:
       )
     return rows
 
-  def _refused(self, error: Exception) -> AnystepError:
+  def _refusal(self, error: Exception) -> AnystepError:
     return AnystepError(
       ExitCode.CONFIG,
       "converter_refused",
@@ -135,12 +137,12 @@ class SeqioConverter:
     with self._lock:
       if key not in self._functions:
         try:
-          self._functions[key] = self._traced(specs, dict(feature_lengths))
+          self._functions[key] = self._trace(specs, dict(feature_lengths))
         except ValueError as error:
-          raise self._refused(error) from error
+          raise self._refusal(error) from error
       return self._functions[key]
 
-  def _traced(
+  def _trace(
     self, specs: Mapping[str, tf.TypeSpec], feature_lengths: dict[str, int]
   ) -> Callable[[Tensors], Tensors]:
     def convert(*tensors: tf.Tensor) -> Tensors:
@@ -173,7 +175,7 @@ def _with_length(tensor: tf.Tensor | tf.RaggedTensor, length: int | None) -> tf.
   return tensor.to_tensor(shape=[None, length])
 
 
-def _joined(parts: list[Ragged | np.ndarray]) -> Ragged | np.ndarray:
+def _join(parts: list[Ragged | np.ndarray]) -> Ragged | np.ndarray:
   values = np.concatenate([part.values if isinstance(part, Ragged) else part for part in parts])
   lengths = [part.lengths for part in parts if isinstance(part, Ragged)]
   return Ragged(values, np.concatenate(lengths)) if lengths else values

@@ -51,7 +51,7 @@ def compute_metrics(
   result: dict[str, Any] = {}
   for place, metric in enumerate(task.metric_objs):
     try:
-      values = _computed(metric, task, examples, outputs[metric.model_output_type])
+      values = _compute(metric, task, examples, outputs[metric.model_output_type])
     except Exception as error:
       raise AnystepError(
         ExitCode.CONFIG,
@@ -74,7 +74,7 @@ def compute_metrics(
   return {name: getattr(value, "value", value) for name, value in result.items()}
 
 
-def _computed(
+def _compute(
   metric: Any, task: seqio.Task, examples: Sequence[Mapping[str, np.ndarray]], outputs: np.ndarray
 ) -> Mapping[str, Any]:
   """Compute a metric's values, by name."""

@@ -95,11 +95,11 @@ class ArrowRows:
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[Batch]:
     with self._opened(list(self.features)) as reader:
       if self.group_rows is None:
-        yield from _decoded(reader, self.features, self._path, first_row=0)
+        yield from _decode(reader, self.features, self._path, first_row=0)
         return
       wanted = list(range(len(self.group_rows)) if groups is None else groups)
       start = int(self.group_rows[: wanted[0]].sum()) if wanted else 0
-      yield from _decoded(map(reader.get_batch, wanted), self.features, self._path, first_row=start)
+      yield from _decode(map(reader.get_batch, wanted), self.features, self._path, first_row=start)
 
   @contextlib.contextmanager
   def _opened(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -149,9 +149,9 @@ class JsonRows:
     start = 0
     for piece in self._pieces():
       options = _json_options(piece, schema=schema, drops_others=self._drops_others)
-      with _row_errors(self._path, first_row=start, expected=_shown(self.features)):
+      with _row_errors(self._path, first_row=start, expected=_format_features(self.features)):
         table = pa.json.read_json(pa.BufferReader(piece), **options)
-      yield from _decoded([table], self.features, self._path, first_row=start)
+      yield from _decode([table], self.features, self._path, first_row=start)
       start += len(table)
 
   def _pieces(self) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ class JsonRows:
     with _file_errors(self._path), open_input(self._path) as file:
       rest: list[bytes] = []
       for content in itertools.chain(iter(lambda: file.read(_READ_BYTES), b""), [None]):
-        lines, end = (b"", b"") if content is None else _parted(content)
+        lines, end = (b"", b"") if content is None else _split_parts(content)
         if content is None or lines:
           piece = b"".join([*rest, lines])
           rest = [end]
@@ -217,11 +217,11 @@ class CsvRows:
       return
     with self._opened(_schema_of(self.features)) as reader:
       while True:
-        with _row_errors(self._path, first_row=start, expected=_shown(self.features)):
+        with _row_errors(self._path, first_row=start, expected=_format_features(self.features)):
           batch = next(reader, None)
         if batch is None:
           return
-        yield from _decoded([batch], self.features, self._path, first_row=start)
+        yield from _decode([batch], self.features, self._path, first_row=start)
         start += len(batch)
 
   @contextlib.contextmanager
@@ -231,7 +231,7 @@ class CsvRows:
       options = pa.csv.ConvertOptions(
         column_types=schema, include_columns=self._names, strings_can_be_null=False
       )
-    expected = "as many values in each row" if schema is None else _shown(self.features)
+    expected = "as many values in each row" if schema is None else _format_features(self.features)
     with (
       _file_errors(self._path),
       _row_errors(self._path, first_row=0, expected=expected),
@@ -246,7 +246,7 @@ class CsvRows:
       yield reader
 
 
-def _decoded(
+def _decode(
   tables: Iterable[Any], features: Mapping[str, Feature], path: str, *, first_row: int
 ) -> Iterator[Batch]:
   for table in tables:
@@ -270,7 +270,7 @@ def _is_costly(field: pa.Field) -> bool:
   return not pa.types.is_primitive(field.type)
 
 
-def _parted(content: bytes) -> tuple[bytes, bytes]:
+def _split_parts(content: bytes) -> tuple[bytes, bytes]:
   """The whole lines, and what follows them."""
   end = content.rfind(b"\n") + 1
   return content[:end], content[end:]
@@ -312,7 +312,7 @@ def _schema_of(features: Mapping[str, Feature]) -> pa.Schema:
   return pa.schema([(name, kind_of(feature)) for name, feature in features.items()])
 
 
-def _shown(features: Mapping[str, Feature]) -> str:
+def _format_features(features: Mapping[str, Feature]) -> str:
   return ", ".join(f"{name}: {f.dtype}{list(f.shape) or ''}" for name, f in features.items())
 
 

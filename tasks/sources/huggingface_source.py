@@ -80,8 +80,8 @@ class HuggingFaceDataSource(seqio.DataSource):
     self._shard_rows = shard_rows
     self._named_splits = dict(splits) if isinstance(splits, Mapping) else splits and {s: s for s in splits}
     self._load = functools.cache(self._loaded)
-    self._all_splits = functools.cache(self._found_splits)
-    self._features = functools.cache(self._found_features)
+    self._all_splits = functools.cache(self._find_splits)
+    self._features = functools.cache(self._find_features)
     super().__init__(splits=())
 
   @property
@@ -158,20 +158,20 @@ class HuggingFaceDataSource(seqio.DataSource):
         yield columns_of(batch, features, f"{self._path}, {split}", rows=range(start, start + len(batch)))
         start += len(batch)
 
-  def _found_features(self, split: str) -> dict[str, Feature]:
+  def _find_features(self, split: str) -> dict[str, Feature]:
     dataset = self._load(split)
     schema = dataset.features and dataset.features.arrow_schema
     if schema is None:
-      with _told(self._path):
+      with _report_failures(self._path):
         schema = next(iter(dataset.with_format("arrow").iter(DECODED_ROWS))).schema
     return column_features(schema, f"{self._path}, {split}", self._columns)
 
-  def _found_splits(self) -> tuple[str, ...]:
+  def _find_splits(self) -> tuple[str, ...]:
     if is_saved_dataset(self._path):
       from_disk = self._from_disk()
       return tuple(from_disk) if isinstance(from_disk, dict) else ("train",)
     package = huggingface_datasets()
-    with _told(self._path):
+    with _report_failures(self._path):
       names = package.get_dataset_split_names(
         self._path, self._options["name"], **self._given("data_files", "revision")
       )
@@ -189,7 +189,7 @@ class HuggingFaceDataSource(seqio.DataSource):
       raise self._split_unknown(split, self.splits)
     package = huggingface_datasets()
     options = self._given("name", "data_files", "revision")
-    with _told(self._path):
+    with _report_failures(self._path):
       return self._with_columns(
         package.load_dataset(self._path, split=asked, streaming=self._streaming, **options)
       )
@@ -209,7 +209,7 @@ class HuggingFaceDataSource(seqio.DataSource):
 
   def _from_disk(self) -> Any:
     package = huggingface_datasets()
-    with _told(self._path):
+    with _report_failures(self._path):
       dataset = package.load_from_disk(self._path)
     if self._streaming:
       splits = dataset.items() if isinstance(dataset, dict) else [("train", dataset)]
@@ -249,7 +249,7 @@ def huggingface_datasets() -> ModuleType:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _report_failures(path: str) -> Iterator[None]:
   """Tells what `datasets` could not load."""
   try:
     yield

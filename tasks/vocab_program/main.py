@@ -100,7 +100,7 @@ def _train(arguments: argparse.Namespace) -> None:
   )
   examples = _lines(arguments) if arguments.files is not None else _task_texts(arguments)
   begin_seconds = time.monotonic()
-  trained = _watched(examples, options)
+  trained = _watch(examples, options)
   seconds = time.monotonic() - begin_seconds
   coverage = Coverage.of(trained.content, trained.held_out or trained.first_texts)
   storage.put(arguments.output, trained.content)
@@ -112,7 +112,7 @@ def _train(arguments: argparse.Namespace) -> None:
   print(*(f"  {line}" for line in coverage.lines()), sep="\n")
 
 
-def _watched(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
+def _watch(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
   """A model trained on texts, with a bar while they are read, and one while it is made of them."""
   with contextlib.ExitStack() as training:
 
@@ -269,13 +269,13 @@ def _usage(got: str, fix: str) -> AnystepError:
 
 
 def _whole(least: int, most: int = MAX_COUNT) -> Any:
-  def parsed(text: str) -> int:
+  def parse(text: str) -> int:
     # Python reads no number of thousands of digits.
     if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
       raise argparse.ArgumentTypeError(f"expected a whole number, {least} to {most}, got {text!r}")
     return int(text)
 
-  return parsed
+  return parse
 
 
 def _share(text: str) -> float:

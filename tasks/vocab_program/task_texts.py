@@ -46,18 +46,18 @@ def task_texts(
   shards = task.source.list_shards(split)
   quota = None if max_examples is None else -(-max_examples // max(len(shards), 1))
   done = 0
-  before = _untokenized(task)
+  before = _remove_tokenize(task)
   for number, shard in enumerate(shards):
     if done == max_examples:
       return
     try:
       dataset = _shard_dataset(before, split, number, len(shards))
       names = _text_features(task, dataset.element_spec, features)
-      kept = dataset.map(functools.partial(_selected, names=names)).prefetch(tf.data.AUTOTUNE)
+      kept = dataset.map(functools.partial(_select, names=names)).prefetch(tf.data.AUTOTUNE)
       count = -1 if max_examples is None or quota is None else min(quota, max_examples - done)
       for example in kept.take(count).as_numpy_iterator():
         done += 1
-        yield [text for name in names for text in _decoded(example[name])]
+        yield [text for name in names for text in _decode(example[name])]
     except AnystepError:
       raise
     except Exception as error:
@@ -72,10 +72,10 @@ def task_texts(
       ) from error
 
 
-def _untokenized(task: seqio.Task) -> seqio.Task:
+def _remove_tokenize(task: seqio.Task) -> seqio.Task:
   """The task up to the first preprocessor that makes tokens."""
   steps = [step for step in task.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]
-  places = [place for place, step in enumerate(steps) if _unwrapped(step) in _TOKENIZERS]
+  places = [place for place, step in enumerate(steps) if _unwrap(step) in _TOKENIZERS]
   if not places:
     raise AnystepError(
       ExitCode.CONFIG,
@@ -93,7 +93,7 @@ def _untokenized(task: seqio.Task) -> seqio.Task:
   )
 
 
-def _unwrapped(step: Callable) -> Callable:
+def _unwrap(step: Callable) -> Callable:
   while isinstance(step, functools.partial):
     step = step.func
   return step
@@ -128,12 +128,12 @@ def _text_features(task: seqio.Task, spec: Any, features: Sequence[str] | None) 
   return list(features)
 
 
-def _selected(example: dict[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
+def _select(example: dict[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
   return {
     name: example[name].flat_values if isinstance(example[name], tf.RaggedTensor) else example[name]
     for name in names
   }
 
 
-def _decoded(value: Any) -> list[str]:
+def _decode(value: Any) -> list[str]:
   return [text.decode(errors="replace") for text in np.asarray(value, object).reshape(-1).tolist()]

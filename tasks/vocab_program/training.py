@@ -164,7 +164,7 @@ def train_model(texts: Iterable[str], options: TrainingOptions) -> TrainedModel:
       minloglevel=2,
     )
   except RuntimeError as error:
-    refused = _refused(str(error), options)
+    refused = _refusal(str(error), options)
     if refused is not None and not failures:
       raise refused from error
     if not failures:
@@ -208,7 +208,7 @@ def _last_start(content: bytes) -> int:
   return stop
 
 
-def _refused(message: str, options: TrainingOptions) -> AnystepError | None:
+def _refusal(message: str, options: TrainingOptions) -> AnystepError | None:
   """The error for texts that no such model can be made of; None where something else is wrong."""
   if "sentences_.empty()" in message:
     return AnystepError(

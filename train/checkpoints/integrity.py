@@ -67,7 +67,7 @@ def read_integrity(directory: epath.Path) -> Integrity:
   try:
     text = _text_of(path)
     if _text_of(directory / COMMITTED) == _sha256(text):
-      return _parsed(parse_json(text))
+      return _parse(parse_json(text))
     reason = "not what the marker vouches for"
   except (*MALFORMED, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     reason = one_line(error)
@@ -78,7 +78,7 @@ def _text_of(path: epath.Path) -> str:
   return read_file(path, limit_bytes=MAX_JSON_BYTES).decode()
 
 
-def _parsed(document: dict[str, Any]) -> Integrity:
+def _parse(document: dict[str, Any]) -> Integrity:
   algorithm, files = _ALGORITHMS[document["version"]], document["files"]
   if not all(noted.keys() == {"bytes", algorithm} for noted in files.values()):
     raise ValueError(f"expected of each file its bytes and {algorithm}")

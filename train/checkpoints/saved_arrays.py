@@ -34,7 +34,7 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
     AnystepError: 74 `checkpoint_write` with what TensorStore says.
   """
   try:
-    with _silenced(), ocp.StandardCheckpointer() as checkpointer:
+    with _silence(), ocp.StandardCheckpointer() as checkpointer:
       checkpointer.save(path, _as_tree(state))
   except OSError:
     raise
@@ -58,7 +58,7 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       system fails for a reason outside the checkpoint, such as too many open files.
   """
   try:
-    with _silenced(), ocp.StandardCheckpointer() as checkpointer:
+    with _silence(), ocp.StandardCheckpointer() as checkpointer:
       metadata = checkpointer.metadata(path).item_metadata
       if metadata is None:
         raise ValueError("Orbax cannot read its metadata")
@@ -112,7 +112,7 @@ def _lack_of_descriptors() -> OSError | None:
 
 
 @contextlib.contextmanager
-def _silenced() -> Iterator[None]:
+def _silence() -> Iterator[None]:
   """Keep Orbax and TensorStore from printing their errors and tracebacks."""
   verbosity, hook = logging.get_verbosity(), sys.unraisablehook
 
@@ -152,13 +152,13 @@ def _with_path(tree: Any) -> list[tuple[Any, Any]]:
 def _check_tree(path: epath.Path, saved: Any, expected: Any) -> None:
   """Refuse a checkpoint whose leaves are not the model's."""
 
-  def described(tree: Any) -> dict[str, tuple]:
+  def describe_leaf(tree: Any) -> dict[str, tuple]:
     return {
       jax.tree_util.keystr(key, simple=True, separator="/"): (tuple(leaf.shape), str(np.dtype(leaf.dtype)))
       for key, leaf in _with_path(tree)
     }
 
-  saved_leaves, model_leaves = described(saved), described(expected)
+  saved_leaves, model_leaves = describe_leaf(saved), describe_leaf(expected)
   for name in sorted(saved_leaves.keys() | model_leaves.keys()):
     if saved_leaves.get(name) != model_leaves.get(name):
       raise AnystepError(

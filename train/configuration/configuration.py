@@ -108,7 +108,7 @@ def record_configuration(model_dir: epath.PathLike) -> None:
   """
   path = epath.Path(model_dir) / "config.gin"
   text = configuration_text()
-  before = _recorded_configuration(path)
+  before = _read_recorded(path)
   if before is not None:
     for line in difflib.ndiff(before.splitlines(), text.splitlines()):
       if line.startswith(("+ ", "- ")) and not line[2:].startswith("#"):
@@ -117,7 +117,7 @@ def record_configuration(model_dir: epath.PathLike) -> None:
   storage.put(path, text.encode())
 
 
-def _recorded_configuration(path: epath.Path) -> str | None:
+def _read_recorded(path: epath.Path) -> str | None:
   """Return the configuration of the previous start; None if there is none."""
   try:
     return read_file(path, limit_bytes=_MAX_GIN_BYTES).decode()

@@ -76,7 +76,7 @@ class RunOrder(Protocol):
 
   @property
   def state(self) -> DataState:
-    """What checkpoints keep of the data."""
+    """State of the data that checkpoints keep."""
 
   def open(self, converter: FeatureConverter) -> RunData:
     """Return the data in the form that a converter gives it, after reading an example.
@@ -94,7 +94,7 @@ class RunData(Protocol):
 
   @property
   def state(self) -> DataState:
-    """What checkpoints keep of the data."""
+    """State of the data that checkpoints keep."""
 
   @property
   def batch_sizes(self) -> list[int]:
@@ -106,7 +106,7 @@ class RunData(Protocol):
 
   @property
   def caveat(self) -> str | None:
-    """What is not guaranteed of a run that trains on it, for people; None where everything is."""
+    """Warning of what a run on this data loses, for people; None where everything is exact."""
 
   def open_stream(self, rows: tuple[int, int] = (0, 1)) -> RunStream:
     """Open the batches from step 0 on; of each batch the rows of (host, host count)."""

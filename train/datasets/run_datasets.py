@@ -57,7 +57,7 @@ def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> 
   reason = _why_not_in_place(named, config)
   reason = reason or next((refused[name] for name in named.tasks if name in refused), None)
   if reason is None:
-    roots = (_described(named, config) or index_dir,)
+    roots = (_describe_in_place(named, config) or index_dir,)
     return Dataset.of_named(dataclasses.replace(named, cache_dirs=roots), config)
   return UncachedDataset(config, named.tasks, find_configured_name(config), reason)
 
@@ -74,7 +74,7 @@ def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLik
     if config.use_cached:
       continue
     named = find_configured_tasks(config)
-    if _why_not_in_place(named, config) is None and not _described(named, config):
+    if _why_not_in_place(named, config) is None and not _describe_in_place(named, config):
       missing += _missing(named, config, [index_dir])
   return commands_for(missing, index_only=True)
 
@@ -102,7 +102,7 @@ def _missing(named: NamedTasks, config: DatasetConfig, roots: Sequence[str]) -> 
   ]
 
 
-def _described(named: NamedTasks, config: DatasetConfig) -> str | None:
+def _describe_in_place(named: NamedTasks, config: DatasetConfig) -> str | None:
   """Return the first cache directory where all tasks' files are described as they are; None if none."""
   for root in config.cache_dirs:
     if all(_is_described(root, name, config.split) for name in named.tasks):

@@ -141,7 +141,7 @@ class UncachedData:
 
   @property
   def caveat(self) -> str:
-    """What a run loses without a plan."""
+    """Warning of what a run loses without a plan."""
     name = self.state.mixture_or_task_name
     return (
       f"USE_CACHED_TASKS = False, and {self.dataset.reason}: {name} is trained on straight from its source,"
@@ -188,7 +188,7 @@ class UncachedData:
     for examples in self.batches(self.examples(num_epochs=1), batch_size):
       converted = self.converter(examples, self.state.feature_lengths)
       real = np.arange(batch_size) < len(next(iter(examples.values())))
-      yield EvaluationBatch(examples, {name: _filled(rows, real) for name, rows in converted.items()}, real)
+      yield EvaluationBatch(examples, {name: _fill(rows, real) for name, rows in converted.items()}, real)
 
   def examples(
     self,
@@ -336,7 +336,7 @@ def _in_order(feature: Ragged, order: np.ndarray) -> Ragged:
   return Ragged.of_rows([rows[row] for row in order], feature.dtype, feature.shape[2:])
 
 
-def _filled(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
+def _fill(rows: np.ndarray | Ragged, real: np.ndarray) -> np.ndarray:
   """Return rows, filled with zeros to a whole batch."""
   assert isinstance(rows, np.ndarray), "a model's features are dense"
   filled = make_padding((len(real), *rows.shape[1:]), rows.dtype)

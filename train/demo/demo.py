@@ -102,12 +102,12 @@ def _title(text: str) -> None:
 
 
 def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen:
-  print(f"$ {_shown(command)}", flush=True)
+  print(f"$ {_format_command(command)}", flush=True)
   program = Path(sys.executable).with_name(command[0])
   return subprocess.Popen([str(program), *command[1:]], env=environment)
 
 
-def _shown(command: Sequence[str]) -> str:
+def _format_command(command: Sequence[str]) -> str:
   """The command as one would type it: gin's strings have quotes of their own."""
   return " ".join(f'"{word}"' if "'" in word else shlex.quote(word) for word in command)
 
@@ -145,7 +145,7 @@ def _failed(command: Sequence[str], status: int) -> AnystepError:
   return AnystepError(
     ExitCode(status) if known else ExitCode.NUMERICS,
     "demo_step_failed",
-    command=_shown(command),
+    command=_format_command(command),
     got=f"exit status {status}",
     fix="see what the command printed above; a --kill_step has to come before the run's end",
   )

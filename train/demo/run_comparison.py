@@ -36,7 +36,7 @@ class Comparison:
 
   @property
   def identical(self) -> bool:
-    """Whether batches, losses and parameters all agree."""
+    """True where batches, losses and parameters all agree."""
     return (
       self.identical_batches == self.identical_losses == self.total_steps
       and self.parameters[0] == self.parameters[1]

@@ -145,7 +145,7 @@ class EncoderDecoderModel:
     shapes = dict.fromkeys(FEATURES, (1, 1)) | dict(input_shapes or {})
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in shapes.items()}
     # lazy_init leaves the forward pass out of the compiled program: only its shapes are needed.
-    return self.module.lazy_init(rng, *_positional(batch), **_named(batch))["params"]
+    return self.module.lazy_init(rng, *_positional(batch), **_short_names(batch))["params"]
 
   def _logits(
     self, params: Params, batch: Mapping[str, jax.Array], dropout_rng: jax.Array | None
@@ -154,7 +154,7 @@ class EncoderDecoderModel:
     if missing:
       raise ValueError(f"batch: expected the features {FEATURES}, got {tuple(batch)}; {missing} missing")
     rngs = None if dropout_rng is None else {"dropout": dropout_rng}
-    logits = self.module.apply({"params": params}, *_positional(batch), **_named(batch), rngs=rngs)
+    logits = self.module.apply({"params": params}, *_positional(batch), **_short_names(batch), rngs=rngs)
     return cast(jax.Array, logits)
 
 
@@ -162,6 +162,6 @@ def _positional(batch: Mapping[str, Any]) -> tuple[Any, Any]:
   return batch["encoder_input_tokens"], batch["decoder_input_tokens"]
 
 
-def _named(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _short_names(batch: Mapping[str, Any]) -> dict[str, Any]:
   names = ("decoder_target_tokens", *PACKING_FEATURES)
   return {name: batch[name] for name in names if name in batch}

@@ -74,7 +74,7 @@ def _read(path: epath.Path) -> Iterator[StepRecord]:
     with open_file(path) as file:
       while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
         number += 1
-        yield _parsed(line)
+        yield _parse_record(line)
       if len(line) == _MAX_LINE_BYTES:
         number += 1
         raise ValueError(f"more than {_MAX_LINE_BYTES:,} bytes")
@@ -89,7 +89,7 @@ def _read(path: epath.Path) -> Iterator[StepRecord]:
     ) from error
 
 
-def _parsed(line: bytes) -> StepRecord:
+def _parse_record(line: bytes) -> StepRecord:
   record = StepRecord(**parse_json(line, number=_number))
   if not (is_count(record.step) and isinstance(record.digest, str) and isinstance(record.loss, float)):
     raise ValueError(f"unexpected step {record.step!r}, digest {record.digest!r} or loss {record.loss!r}")
