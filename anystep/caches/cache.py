@@ -23,7 +23,7 @@ from anystep.caches.file_checks import (
 )
 from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
-from anystep.containers.containers import PARQUET, BlockReader, open_blocks
+from anystep.containers.containers import BlockReader, open_blocks
 from anystep.containers.file_ranges import FileStamp
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.features.ragged import Ragged
@@ -364,9 +364,7 @@ class Cache:
       self._stamps[entry.name] = stamp
     offsets = None
     if m.offsets_files:
-      table = m.offsets_files[shard]
-      shape = (table.records, 2) if m.container == PARQUET else (table.records,)
-      offsets = self._read_array(table, "offsets_form", np.uint64, shape)
+      offsets = self._read_array(m.offsets_files[shard], "offsets_form", np.uint64, m.offsets_shape(shard))
     reader = open_blocks(
       m.container,
       path,

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from anystep.containers.checked_file import num_parts
-from anystep.containers.containers import CONTAINERS, PARQUET, TFRECORD
+from anystep.containers.containers import CONTAINERS, FORMATS, find_format
 from anystep.errors import AnystepError, ExitCode, invalid_file
 from anystep.features.feature import Feature
 from anystep.files import names
@@ -184,7 +183,7 @@ class Manifest:
       "num_shards": is_count(self.num_shards, least=1, most=MAX_SHARDS),
       "block_records": is_count(self.block_records, least=1),
       "range_examples": self.range_examples is None or is_count(self.range_examples, least=1),
-      "container": self.container in CONTAINERS or (as_is and self.container == PARQUET),
+      "container": self.container in (FORMATS if as_is else CONTAINERS),
       "container_options": isinstance(self.container_options, str),
       "cache_at": self.cache_at in ("placeholder", "end"),
       "task_feature_lengths": self.task_feature_lengths is None
@@ -239,20 +238,25 @@ class Manifest:
     return [(file.name, file.records) for file in files] == expected
 
   def _offsets_are_of_shards(self) -> bool:
-    """Return whether offsets files are those of the shards; for Parquet they have a row for each part."""
+    """Return whether offsets files are those of the shards."""
     expected = [
       (
         names.offsets_name(self.split, shard, self.num_shards, container=self.container),
-        num_parts(file.bytes) if self.container == PARQUET else file.records,
+        self.offsets_shape(shard)[0],
       )
-      for shard, file in enumerate(self.record_files if self.has_offsets else ())
+      for shard in range(len(self.record_files) if self.has_offsets else 0)
     ]
     return [(file.name, file.records) for file in self.offsets_files] == expected
 
   @property
   def has_offsets(self) -> bool:
     """True where readers need a table beside each shard, to find or check its records."""
-    return self.container in (TFRECORD, PARQUET)
+    return find_format(self.container).offsets_shape is not None
+
+  def offsets_shape(self, shard: int) -> tuple[int, ...]:
+    """Return the shape of the table of a shard's offsets; its first axis counts the table's rows."""
+    shape_of, file = find_format(self.container).offsets_shape, self.record_files[shard]
+    return () if shape_of is None else shape_of(file.bytes, file.records)
 
   @property
   def shard_records(self) -> np.ndarray:

@@ -1,47 +1,31 @@
 """Record files, read in whole blocks or by single records, and written.
 
-Caches are written in two containers: ArrayRecord, whose chunks are blocks, and TFRecord, whose records' byte
-offsets stand in a table beside the file (https://www.tensorflow.org/tutorials/load_data/tfrecord). Parquet
-files are read where they are (`anystep.parquet_blocks`).
+Caches are written in two containers: ArrayRecord, whose chunks are blocks, and TFRecord. Parquet files are
+read where they are. `FORMATS` is the table of them all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import struct
-from collections.abc import Sequence
-from typing import Protocol
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from etils import epath
-from google_crc32c import value as checksum
 
 from anystep.compiled import is_fast
 from anystep.containers.array_record_library import LibraryBlocks, UnknownChunkError, open_writer
+from anystep.containers.checked_file import num_parts
 from anystep.containers.file_ranges import (
-  RESTORE,
   FileRanges,
   FileStamp,
-  block_range,
-  check_places,
-  corrupt,
-  unreadable,
-  wrong_records,
 )
-from anystep.errors import AnystepError, ExitCode
+from anystep.containers.tfrecord import TFRecordBlocks, write_tfrecord
 
 ARRAY_RECORD = "array_record"
 TFRECORD = "tfrecord"
-# The containers that a cache can be written in.
-CONTAINERS = (ARRAY_RECORD, TFRECORD)
-# Only read: a container of files that existed before their cache.
 PARQUET = "parquet"
-
-# A TFRecord's data come after their length in 8 bytes and its checksum, and before the data's checksum.
-_HEADER_BYTES = 12
-_FOOTER_BYTES = 4
-_FRAME_BYTES = _HEADER_BYTES + _FOOTER_BYTES
 
 
 class BlockReader(Protocol):
@@ -76,6 +60,25 @@ class BlockReader(Protocol):
     """Closes the file."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContainerFormat:
+  """A format of record files.
+
+  Attributes:
+    open: opens a shard, as `open_blocks` does.
+    write: writes records to a file with options, and returns its offsets if it has any; None for a format
+      that is only read, of files that existed before their cache.
+    options: the writer's options for blocks of so many records.
+    offsets_shape: the shape of the table of offsets beside a file, by the file's bytes and records; None
+      where a file needs no table.
+  """
+
+  open: Callable[..., BlockReader]
+  write: Callable[[epath.PathLike, Sequence[bytes], str], np.ndarray | None] | None = None
+  options: Callable[[int], str] = lambda block_records: ""
+  offsets_shape: Callable[[int, int], tuple[int, ...]] | None = None
+
+
 def container_options(container: str, block_records: int) -> str:
   """Return the options for the writer of a cache's shards.
 
@@ -84,8 +87,7 @@ def container_options(container: str, block_records: int) -> str:
   >>> container_options("tfrecord", 32)
   ''
   """
-  # A block is one chunk. Zstandard's fastest level shrinks token ids to a third, in less time than parsing.
-  return f"group_size:{block_records},zstd:1" if _check_written(container) == ARRAY_RECORD else ""
+  return _written(container).options(block_records)
 
 
 def open_blocks(
@@ -97,37 +99,66 @@ def open_blocks(
   offsets: np.ndarray | None = None,
   columns: Sequence[str] = (),
 ) -> BlockReader:
-  """Opens a shard.
+  """Open a shard.
 
   Args:
-    container: `array_record`, `tfrecord` or `parquet`.
+    container: a name in `FORMATS`.
     path: the file.
     num_records: the manifest's number of records in the file.
     block_records: g.
-    offsets: for a TFRecord file the offset of each record's framing: `(records,) uint64`; for a Parquet file
-      its parts and their checksums: `(parts, 2) uint64`. The array is not copied, so it may be a memory map.
+    offsets: the table beside the file, `uint64` of the container's `offsets_shape`. It is not copied.
     columns: for a Parquet file, names of the columns of a record.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
   """
-  if container == PARQUET:
-    # Imported late: it imports Parquet's reader of records, which other containers do not need.
-    from anystep.containers.parquet_blocks import ParquetBlocks
-
-    if offsets is None:
-      raise ValueError("a Parquet file is opened with the offsets and checksums of its parts")
-    return ParquetBlocks(
-      path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
-    )
-  if _check_written(container) == ARRAY_RECORD:
-    return _open_array_record(path, num_records=num_records, block_records=block_records)
-  if offsets is None:
-    raise ValueError("a TFRecord file is opened with its offsets")
-  return TFRecordBlocks(path, num_records=num_records, block_records=block_records, offsets=offsets)
+  form = find_format(container)
+  if form.offsets_shape is not None and offsets is None:
+    raise ValueError(f"a file in {container} is opened with its offsets")
+  return form.open(
+    path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
+  )
 
 
-def _open_array_record(path: epath.PathLike, *, num_records: int, block_records: int) -> BlockReader:
+def write_shard(
+  container: str, path: epath.PathLike, records: Sequence[bytes], *, options: str
+) -> np.ndarray | None:
+  """Write a shard; its bytes depend only on the container, the records and the options.
+
+  Args:
+    container: a name in `CONTAINERS`.
+    path: the file.
+    records: in their order.
+    options: the result of `container_options`.
+
+  Returns:
+    The file's offsets, `uint64` of the container's `offsets_shape`; None where it has none.
+  """
+  write = _written(container).write
+  assert write is not None
+  return write(path, records, options)
+
+
+def find_format(name: str) -> ContainerFormat:
+  """Return the format of a container, by its name.
+
+  Raises:
+    ValueError: for any other name.
+  """
+  if name not in FORMATS:
+    raise ValueError(f"expected a container of {(*FORMATS,)}, got {name!r}")
+  return FORMATS[name]
+
+
+def _written(name: str) -> ContainerFormat:
+  if name not in CONTAINERS:
+    raise ValueError(f"expected a container of {CONTAINERS}, got {name!r}")
+  return FORMATS[name]
+
+
+def _open_array_record(
+  path: epath.PathLike, *, num_records: int, block_records: int, **unused: object
+) -> BlockReader:
   """Open a file of the cache job by our own reader, and any other file by the library's."""
   size = {"num_records": num_records, "block_records": block_records}
   if is_fast():
@@ -138,34 +169,6 @@ def _open_array_record(path: epath.PathLike, *, num_records: int, block_records:
   return LibraryBlocks(path, **size)
 
 
-def write_shard(
-  container: str, path: epath.PathLike, records: Sequence[bytes], *, options: str
-) -> np.ndarray | None:
-  """Write a shard; its bytes depend only on the container, the records and the options.
-
-  Args:
-    container: `array_record` or `tfrecord`.
-    path: the file.
-    records: in their order.
-    options: the result of `container_options`.
-
-  Returns:
-    The offsets of a TFRecord file's records, `(records,) uint64`; None for ArrayRecord.
-  """
-  if _check_written(container) == ARRAY_RECORD:
-    write_array_record(path, records, options=options)
-    return None
-  if options:
-    raise ValueError(f"a TFRecord file has no options, got {options!r}")
-  return write_tfrecord(path, records)
-
-
-def _check_written(container: str) -> str:
-  if container not in CONTAINERS:
-    raise ValueError(f"expected a container of {CONTAINERS}, got {container!r}")
-  return container
-
-
 def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, options: str) -> None:
   """Write an ArrayRecord file; its bytes depend only on the records and options."""
   writer = open_writer(path, options)
@@ -174,115 +177,36 @@ def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, option
   writer.close()
 
 
-def write_tfrecord(path: epath.PathLike, records: Sequence[bytes]) -> np.ndarray:
-  """Write a TFRecord file, with the bytes that TensorFlow would write, and return its offsets."""
-  with epath.Path(path).open("wb") as file:
-    for record in records:
-      file.write(b"".join((_encode_header(len(record)), record, _mask_crc(checksum(record)))))
-  return np.cumsum([0, *(len(record) + _FRAME_BYTES for record in records)], dtype=np.uint64)[:-1]
+def _write_tfrecord(path: epath.PathLike, records: Sequence[bytes], options: str) -> np.ndarray:
+  if options:
+    raise ValueError(f"a TFRecord file has no options, got {options!r}")
+  return write_tfrecord(path, records)
 
 
-class TFRecordBlocks:
-  """A `BlockReader` of a TFRecord file: a block is one read of a range of bytes, fully checked.
+def _open_parquet(path: epath.PathLike, **arguments: Any) -> BlockReader:
+  # Imported late: it imports Parquet's reader of records, which other containers do not need.
+  from anystep.containers.parquet_blocks import ParquetBlocks
 
-  Args:
-    path: the file.
-    num_records: the manifest's number of records in the file.
-    block_records: g.
-    offsets: the offset of each record's framing, `(records,) uint64`; not copied.
-
-  Raises:
-    AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
-  """
-
-  def __init__(self, path: epath.PathLike, *, num_records: int, block_records: int, offsets: np.ndarray):
-    self._path = str(path)
-    self._block_records = block_records
-    self._num_records = num_records
-    self._offsets = offsets
-    self.index_bytes = offsets.nbytes
-    if offsets.dtype != np.uint64 or offsets.ndim != 1:
-      raise self._wrong_offsets("(records,) uint64", f"{offsets.shape} {offsets.dtype}")
-    if len(offsets) != num_records:
-      raise wrong_records(self._path, num_records, len(offsets))
-    self._ranges = FileRanges(path)
-    self._size = self._ranges.size
-    try:
-      self._check_offsets()
-    except AnystepError:
-      self.close()
-      raise
-
-  def read_block(self, block: int) -> list[bytes]:
-    """Records [g·b, g·(b+1)) of the shard, fewer in its last block."""
-    return self._read(*block_range(block, self._block_records, self._num_records))
-
-  def read_records(self, places: Sequence[int]) -> list[bytes]:
-    """Return single records by place; each costs one read of its bytes."""
-    return [self._read(place, place + 1)[0] for place in check_places(places, self._num_records)]
-
-  def stamp(self) -> FileStamp:
-    """The stamp of the open file."""
-    return self._ranges.stamp()
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._ranges.close()
-
-  def _check_offsets(self) -> None:
-    """Refuse offsets by which bytes between records would be read, or some bytes never."""
-    offsets, size = self._offsets, self._size
-    expected = f"records from 0 on, one after the other, to the file's end at {size}"
-    if not len(offsets):
-      if size:
-        raise self._wrong_offsets(expected, "no records")
-      return
-    if offsets[0] != 0:
-      raise self._wrong_offsets(expected, f"the first at {offsets[0]}")
-    if offsets.max() >= size:
-      raise self._wrong_offsets(expected, f"one at {offsets.max()}")
-    # Offsets below the file's size are so small that no difference overflows.
-    short = np.diff(offsets.view(np.int64), append=size) < _FRAME_BYTES
-    if short.any():
-      raise self._wrong_offsets(expected, f"no room for record {short.argmax()} at {offsets[short.argmax()]}")
-
-  def _wrong_offsets(self, expected: str, got: str) -> AnystepError:
-    return AnystepError(
-      ExitCode.DATA, "offsets_invalid", path=self._path, expected=expected, got=got, fix=RESTORE
-    )
-
-  def _read(self, start: int, stop: int) -> list[bytes]:
-    """Read records [start, stop), at least one."""
-    begin = int(self._offsets[start])
-    end = self._size if stop == self._num_records else int(self._offsets[stop])
-    try:
-      content = self._ranges.read(begin, end)
-    except OSError as error:
-      raise unreadable(self._path, error) from error
-    header, stops = 0, (self._offsets[start + 1 : stop] - self._offsets[start]).tolist()
-    records: list[bytes] = []
-    # Reading TFRecord files spends its time in this loop: three slices and a checksum for each record. If the
-    # file is cut short, the comparisons fail at the first incomplete record.
-    for next_header in (*stops, end - begin):
-      data, footer = header + _HEADER_BYTES, next_header - _FOOTER_BYTES
-      record = content[data:footer]
-      if content[header:data] != _encode_header(footer - data):
-        raise corrupt(self._path, "a wrong length, or a wrong checksum of it", place=start + len(records))
-      if content[footer:next_header] != _mask_crc(checksum(record)):
-        raise corrupt(self._path, "a wrong checksum of the data", place=start + len(records))
-      records.append(record)
-      header = next_header
-    return records
+  return ParquetBlocks(path, **arguments)
 
 
-# Lengths recur, so headers are cached and compared as a whole.
-@functools.lru_cache(maxsize=1 << 14)
-def _encode_header(length: int) -> bytes:
-  """Return the header of a record's data: its length as uint64 and the masked CRC of these bytes."""
-  encoded = struct.pack("<Q", length)
-  return encoded + _mask_crc(checksum(encoded))
-
-
-def _mask_crc(crc: int) -> bytes:
-  """Mask a CRC-32C as TFRecord files do: rotate it right by 15 bits, and add a constant."""
-  return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+# By name, as manifests have it. A new container is a file in this room and a row here.
+FORMATS: Mapping[str, ContainerFormat] = {
+  ARRAY_RECORD: ContainerFormat(
+    open=_open_array_record,
+    write=lambda path, records, options: write_array_record(path, records, options=options),
+    # A block is one chunk. Zstandard's fastest level shrinks token ids to a third, in less time than parsing.
+    options=lambda block_records: f"group_size:{block_records},zstd:1",
+  ),
+  TFRECORD: ContainerFormat(
+    open=lambda path, *, columns, **arguments: TFRecordBlocks(path, **arguments),
+    write=_write_tfrecord,
+    offsets_shape=lambda num_bytes, num_records: (num_records,),
+  ),
+  # The offset and the checksum of each part.
+  PARQUET: ContainerFormat(
+    open=_open_parquet, offsets_shape=lambda num_bytes, num_records: (num_parts(num_bytes), 2)
+  ),
+}
+# The containers that a cache can be written in.
+CONTAINERS = tuple(name for name, form in FORMATS.items() if form.write)

@@ -84,7 +84,7 @@ class FileRanges:
     return content
 
   def stamp(self) -> FileStamp:
-    """The stamp of the open file; another file may be at its path by now."""
+    """Return the size, time and inode of the open file, though another file may be at its path by now."""
     return FileStamp._of(os.fstat(self._file.fileno())) if self._positioned else FileStamp.at(self._path)
 
   def close(self) -> None:

@@ -408,7 +408,7 @@ def test_a_table_of_parts_that_is_not_the_file_s_is_refused(shared_file, change)
 
 
 def test_a_file_is_opened_with_the_table_of_its_parts(shared_file):
-  with pytest.raises(ValueError, match="checksums"):
+  with pytest.raises(ValueError, match="offsets"):
     shared_file.open(offsets=None)
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anystep.caches.read_pool import ReadPool, held_bytes
-from anystep.containers import array_record_blocks, containers
+from anystep.containers import array_record_blocks, containers, tfrecord
 from anystep.features.feature import Feature
 from anystep.plans.plan import Plan
 from anystep.records.writing import serialize_example
@@ -83,7 +83,7 @@ class Readings:
 @pytest.fixture
 def readings(monkeypatch):
   noted = Readings()
-  for reader in (array_record_blocks.ArrayRecordBlocks, containers.TFRecordBlocks):
+  for reader in (array_record_blocks.ArrayRecordBlocks, tfrecord.TFRecordBlocks):
 
     def read_block(self, block, *, original=reader.read_block):
       noted.note(self._path, blocks=[block])
@@ -515,7 +515,7 @@ def test_under_global_tasks_that_fit_are_held_beside_one_that_does_not(tmp_path,
 
 def test_a_reading_that_failed_is_made_again(tmp_path, monkeypatch):
   (built,) = mixture(tmp_path, tasks=1, num_shards=4, records_per_shard=8, block_records=2)
-  original, failing = containers.TFRecordBlocks.read_block, [1, 2, 7]
+  original, failing = tfrecord.TFRecordBlocks.read_block, [1, 2, 7]
   calls = []
 
   def read_block(self, block):
@@ -524,7 +524,7 @@ def test_a_reading_that_failed_is_made_again(tmp_path, monkeypatch):
       raise OSError("this once")
     return original(self, block)
 
-  monkeypatch.setattr(containers.TFRecordBlocks, "read_block", read_block)
+  monkeypatch.setattr(tfrecord.TFRecordBlocks, "read_block", read_block)
   reading = Reading([built], batch_size=4)
   for step in range(16):  # two epochs
     for _ in failing:
@@ -547,7 +547,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLI
 
 import caches
 import numpy as np
-from anystep.containers import array_record_blocks, containers
+from anystep.containers import array_record_blocks, containers, tfrecord
 from anystep.caches.manifest import Feature
 from anystep.plans.plan import Plan
 from anystep.caches.read_pool import ReadPool

@@ -20,13 +20,8 @@ import anystep
 from anystep.cache_job.completion.index_only import _find_tfrecord_offsets
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.containers.checked_file import part_checksums, part_table
-from anystep.containers.containers import (
-  ARRAY_RECORD,
-  CONTAINERS,
-  PARQUET,
-  write_array_record,
-  write_tfrecord,
-)
+from anystep.containers.containers import ARRAY_RECORD, CONTAINERS, PARQUET, write_array_record
+from anystep.containers.tfrecord import write_tfrecord
 from anystep.errors import AnystepError
 from anystep.tasks.registry.fingerprint import check_reader
 from anystep.tasks.sources.in_place import ParquetDataSource

@@ -16,7 +16,8 @@ import tensorflow as tf
 from job_runs import registered, run_job
 
 import anystep
-from anystep.containers.containers import write_array_record, write_tfrecord
+from anystep.containers.containers import write_array_record
+from anystep.containers.tfrecord import write_tfrecord
 from anystep.errors import AnystepError
 from anystep.records.writing import serialize_example
 from anystep.tasks.sources import huggingface_source
