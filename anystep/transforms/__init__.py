@@ -2,3 +2,12 @@
 
 These are functions of examples. The transforms of SeqIO tasks are in `anystep.tasks.reading`.
 """
+
+from anystep.lazy import lazy_names
+
+__all__ = ["Chain", "Records", "Transform", "random_keys"]
+
+__getattr__ = lazy_names(
+  __name__,
+  {"Chain": "transform", "Records": "transform", "Transform": "transform", "random_keys": "transform"},
+)
