@@ -102,7 +102,7 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
       )
 
 
-def check_options(task: seqio.Task, manifest: Manifest, options: CacheOptions) -> None:
+def check_options(manifest: Manifest, options: CacheOptions) -> None:
   """Refuse options that differ from those of a complete cache."""
   asked: dict[str, object] = {"layout": options.layout}
   if not options.index_only:

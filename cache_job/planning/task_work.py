@@ -128,7 +128,7 @@ def plan_task(task: seqio.Task, options: CacheOptions) -> TaskWork:
   for split in splits:
     if split in kept:
       cache = open_cache(options.cache_dir, task.name, split)
-      check_options(task, cache.manifest, options)
+      check_options(cache.manifest, options)
       check_reader(task, cache.manifest, cache=cache)
   jobs = tuple(_make_split_job(task, split, options) for split in splits if split not in kept)
   return dataclasses.replace(work, jobs=jobs, kept=kept)

@@ -33,8 +33,6 @@ from anystep.train.datasets.config import (
 from anystep.train.datasets.data_state import DataState, check_same, record_state, require_plan
 from anystep.train.datasets.run_data import EvaluationBatch
 
-__all__ = ["Dataset", "DatasetConfig", "PlannedDataset"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:

@@ -116,7 +116,7 @@ def find_configured_tasks(config: DatasetConfig) -> NamedTasks:
   return dataclasses.replace(named, cache_dirs=(*named.cache_dirs, *others))
 
 
-def find_configured_name(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
+def find_configured(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
   """Return the registered task or mixture that a configuration names.
 
   Raises:

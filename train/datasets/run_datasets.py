@@ -16,7 +16,7 @@ from anystep.tasks.registry.named_tasks import NamedTasks
 from anystep.tasks.sources import in_place as sources
 from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for, root_without
 from anystep.train.datasets.cached import Dataset
-from anystep.train.datasets.config import DatasetConfig, find_configured_name, find_configured_tasks
+from anystep.train.datasets.config import DatasetConfig, find_configured, find_configured_tasks
 from anystep.train.datasets.run_data import RunDataset
 from anystep.train.datasets.uncached import UncachedDataset
 
@@ -59,7 +59,7 @@ def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> 
   if reason is None:
     roots = (_describe_in_place(named, config) or index_dir,)
     return Dataset.of_named(dataclasses.replace(named, cache_dirs=roots), config)
-  return UncachedDataset(config, named.tasks, find_configured_name(config), reason)
+  return UncachedDataset(config, named.tasks, find_configured(config), reason)
 
 
 def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
