@@ -25,7 +25,6 @@ from anystep.tasks.seqio_api.converters import native_converter
 from anystep.tasks.seqio_api.deterministic_task import open_cached_tasks, order_options
 from anystep.tasks.seqio_api.step_datasets import steps_dataset
 
-# T5X's names of finished checkpoints; unfinished ones have longer names.
 _PREFETCH_BATCHES = 8
 
 

@@ -348,8 +348,8 @@ class Plan:
 
     Raises:
       AnystepError: 76 `plan_cache` for a cache other than the one that the plan was made for, with both
-        sides of the first difference; `feature_lengths` for one that was cached for other lengths;
-        `unit_table` and `plan_transforms` for other transforms; 66 `unit_table_missing`; as
+        sides of the first difference; 76 `unit_table` and `plan_transforms` for other transforms; 78
+        `feature_lengths` for a cache that was made for other lengths; 66 `unit_table_missing`; as
         `make_unit_table`, `transforms_by_task` and `identity_of`.
     """
     by_task = None if transforms is None else transforms_by_task(transforms, self.tasks, others=caches)

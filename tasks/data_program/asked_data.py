@@ -88,7 +88,7 @@ def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Aske
   """Return the plan that the command line names or describes; for a named plan no cache is opened.
 
   Args:
-    arguments: the flags of this module, or some of them.
+    arguments: values of the flags that `anystep.tasks.data_program.arguments` adds, or of some.
     needs_plan: whether a plan is required; else caches suffice, all below the root if no task is named.
 
   Raises:

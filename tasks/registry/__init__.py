@@ -1,4 +1,4 @@
 """From names to registered tasks and their caches; fingerprints of tasks, and mixtures in files.
 
-The only room that knows SeqIO's registries.
+The only room that looks into SeqIO's registries.
 """
