@@ -86,7 +86,7 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
       "cache_missing",
       task=task,
       path=directory / names.COMPLETED,
-      fix=f"anystep-cache --tasks={task} --output_cache_dir={cache_dir} --module_import=MODULE_OF_THE_TASK",
+      fix=_fix_of_missing(epath.Path(cache_dir), task),
     )
   if split not in completed:
     raise AnystepError(
@@ -112,6 +112,19 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
   cache = Cache(epath.Path(cache_dir), manifest, completed[split], pool=pool)
   cache.check_files()
   return cache
+
+
+def _fix_of_missing(cache_dir: epath.Path, task: str) -> str:
+  """Return what to do where a root has no cache of a task; the root may be the task's own directory."""
+  root = cache_dir
+  for part in reversed(task.split(":")):
+    if root.name != part:
+      break
+    root = root.parent
+  else:
+    if (cache_dir / names.COMPLETED).exists():
+      return f"name the root {root}: {cache_dir} is the directory of the task itself"
+  return f"anystep-cache --tasks={task} --output_cache_dir={cache_dir} --module_import=MODULE_OF_THE_TASK"
 
 
 def read_manifest(path: epath.Path, sha256: str) -> Manifest:

@@ -99,5 +99,5 @@ def _parse_segment(document: Mapping[str, Any]) -> Segment:
 
 
 def _plan_invalid(error: Exception, path: object) -> AnystepError:
-  fix = "restore the file from a copy, or resume from another checkpoint"
+  fix = "name a plan's file; if it was one, restore it from a copy, or resume from another checkpoint"
   return invalid_file("plan_invalid", error, path=path, fix=fix)

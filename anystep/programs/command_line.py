@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,9 @@ from absl import flags
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files.os_failures import os_failure
 from anystep.programs.progress import show_library_work
+
+# What absl says of a flag that must be given and is not.
+_MISSING_FLAG = re.compile(r"Flag (--\w+) must have a value other than None")
 
 
 def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, text: str) -> None:
@@ -32,9 +36,11 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
   try:
     positional = values(list(argv))[1:]
   except flags.Error as error:
-    raise AnystepError(
-      ExitCode.USAGE, "flags", got=one_line(error, with_type=False), fix=f"{program} --help lists the flags"
-    ) from error
+    got, fix = one_line(error, with_type=False), f"{program} --help lists the flags"
+    if missing := _MISSING_FLAG.findall(got):
+      got = f"no {' and no '.join(missing)}"
+      fix = f"add {' and '.join(f'{flag}=…' for flag in missing)}; {fix}"
+    raise AnystepError(ExitCode.USAGE, "flags", got=got, fix=fix) from error
   if positional:
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(positional), fix="give values as --flag=value")
 

@@ -218,7 +218,8 @@ def _step_range(text: str) -> range:
   start, separator, stop = text.partition(":")
   numbers = start.isdecimal() and stop.isdecimal()
   if not separator or not numbers or not int(start) < int(stop) <= _STEP_LIMIT:
-    raise argparse.ArgumentTypeError(f"expected A:B with A < B, at most {_STEP_LIMIT}, got {text!r}")
+    expected = f"A:B, the steps from A to before B <= {_STEP_LIMIT}, such as 5:6 for step 5 alone"
+    raise argparse.ArgumentTypeError(f"expected {expected}; got {text!r}")
   return range(int(start), int(stop))
 
 

@@ -148,7 +148,7 @@ def _when_was(arguments: argparse.Namespace) -> None:
   task = _only_task(asked)
   steps = arguments.steps or asked.known_steps
   if steps is None:
-    raise usage("a plan that never ends, of which nothing is trained", "add --steps=A:B")
+    raise usage("a plan without an end, and no --steps to look in", "add --steps=A:B, such as 0:10000")
   plan, cache = asked.known_plan, asked.by_task[task]
   if listed is None:
     indices: Sequence[int] = example_indices(arguments, cache)

@@ -35,8 +35,18 @@ def import_modules(names: Iterable[str]) -> None:
         "module_import",
         module=name,
         got=one_line(error),
-        fix="run where the module can be found, or mend what it raised",
+        fix=_fix_of_import(name, error),
       ) from error
+
+
+def _fix_of_import(name: str, error: Exception) -> str:
+  """Return what to do about a module that cannot be imported: another name or place, or a change in it."""
+  if name.endswith(".py"):
+    return f"name the module without .py: {name.removesuffix('.py').replace(os.sep, '.')}"
+  missing = error.name if isinstance(error, ModuleNotFoundError) else None
+  if missing and f"{name}.".startswith(f"{missing}."):
+    return "correct the module's name, or run in the directory that it is in"
+  return "mend the module: it was found, but its import failed"
 
 
 def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[str, Any]:

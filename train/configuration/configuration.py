@@ -65,11 +65,12 @@ def load_configuration(
     try:
       gin.parse_config(f"{name} = {value}")
     except Exception as error:
+      example = f"--gin.{name}=\"'text'\""
       raise AnystepError(
         ExitCode.CONFIG,
         "gin_binding",
         got=f"--gin.{name}={value}: {one_line(error)}",
-        fix="write the value as Python does; the shell needs quotes around quotes: --gin.NAME=\"'text'\"",
+        fix=f"write the value as Python does; the shell needs quotes around quotes: {example}",
       ) from error
   _check_required()
   _check_used()

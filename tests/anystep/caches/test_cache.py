@@ -216,6 +216,12 @@ def test_a_cache_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_p
   assert error.fix.startswith(f"anystep-cache --tasks=my:task --output_cache_dir={tmp_path / 'caches'} ")
 
 
+def test_a_tasks_own_directory_is_no_root_and_the_fix_names_the_root(shared_cache):
+  error = refusal_of(open_cache, shared_cache.directory, "demo", "train")
+  assert (error.code, error.kind) == (66, "cache_missing")
+  assert error.fix.startswith(f"name the root {shared_cache.root}: ")
+
+
 def test_a_root_that_is_a_file_has_no_caches(tmp_path):
   (tmp_path / "caches").write_text("")
   assert refusal_of(open_cache, tmp_path / "caches", "demo", "train").kind == "cache_missing"

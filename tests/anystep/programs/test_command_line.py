@@ -110,3 +110,15 @@ def test_help_lists_the_flags_and_ends_well(arguments, capsys):
   assert shown.startswith("Demonstrates.\n")
   assert "--output_dir" in shown
   assert "The seed." in shown
+
+
+def test_required_flags_that_are_not_given_are_named():
+  values = flags.FlagValues()
+  for name in ("first", "second"):
+    flags.DEFINE_string(name, None, "", required=True, flag_values=values)
+  with pytest.raises(AnystepError) as caught:
+    parse_flags(values, ["program"], program="program", text="")
+  error = caught.value
+  assert (error.code, error.kind) == (ExitCode.USAGE, "flags")
+  assert error.fields["got"] == "no --first and no --second"
+  assert error.fix == "add --first=… and --second=…; program --help lists the flags"

@@ -73,3 +73,20 @@ def test_an_error_of_anystep_in_a_module_stays_itself(directory):
   with pytest.raises(AnystepError) as caught:
     import_modules(NAMES[:1])
   assert (caught.value.code, caught.value.kind) == (ExitCode.NO_INPUT, "source_empty")
+
+
+@pytest.mark.parametrize(
+  ("source", "name", "fix"),
+  [
+    (None, NAMES[0], "correct the module's name, or run in the directory that it is in"),
+    (None, f"{NAMES[0]}.inner", "correct the module's name, or run in the directory that it is in"),
+    ("", f"{NAMES[0]}.py", f"name the module without .py: {NAMES[0]}"),
+    ("import no_such_module", NAMES[0], "mend the module: it was found, but its import failed"),
+  ],
+)
+def test_the_fix_says_whether_the_name_or_the_module_is_wrong(directory, source, name, fix):
+  if source is not None:
+    (directory / f"{NAMES[0]}.py").write_text(source)
+  with pytest.raises(AnystepError) as caught:
+    import_modules([name])
+  assert (caught.value.kind, caught.value.fix) == ("module_import", fix)
