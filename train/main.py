@@ -95,7 +95,7 @@ def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
 
 
 def _print_missing_data(trainer: Trainer, values: flags.FlagValues) -> bool:
-  """Print what a run would make before it starts; return whether there is anything."""
+  """Print which caches or descriptions of files are missing and would be made; return whether any is."""
   from anystep.train.datasets.run_datasets import index_commands
 
   if values.cache_if_missing:

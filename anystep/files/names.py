@@ -50,7 +50,7 @@ def checkpoint_step(name: str) -> int | None:
 
 
 def manifest_name(split: str) -> str:
-  """The manifest's file name."""
+  """Return the file name of a split's manifest."""
   return f"manifest.{_check(split, 'split')}.json"
 
 

@@ -33,7 +33,11 @@ class RoundRobin:
     self._largest = _PrefixSelect(by_size)
 
   def locate(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shard and turn of an epoch's units, `(units,) int64` each."""
+    """Return the shard of each unit, and which turn of that shard it is, `(units,) int64` each.
+
+    Args:
+      units: positions in the epoch, `(units,) int64`.
+    """
     level = np.searchsorted(self._level_units, units, side="right") - 1
     sharing = self._sharing[level]
     turns, ranks = np.divmod(units - self._level_units[level], sharing)

@@ -134,7 +134,13 @@ class ParquetRows:
   def _decode_group(
     self, group: int, positions: np.ndarray | None = None, *, columns: Sequence[str] | None = None
   ) -> Iterator[Any]:
-    """Yield a row group's rows as Arrow's record batches: all, or those at ascending positions in it."""
+    """Yield rows of a row group as Arrow record batches.
+
+    Args:
+      group: the row group.
+      positions: which of its rows, ascending; None for all.
+      columns: names of the columns; None for all features.
+    """
     import pyarrow as pa
 
     rows, start = int(self.group_rows[group]), 0

@@ -37,7 +37,10 @@ class StreamDataset(grain.IterDataset):
     self._first_step, self._stride = 0, 1
 
   def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-    """Give this copy of the dataset the steps of one worker process among `sl.step`."""
+    """Make this copy of the dataset give one worker's steps: `sl.start`, and every `sl.step`-th after it.
+
+    Grain calls this in each worker process: `sl.step` is the number of workers.
+    """
     if sequential_slice:
       raise ValueError("workers take turns at steps: Grain's sequential slices cannot be used here")
     self._first_step, self._stride = sl.start or 0, sl.step or 1

@@ -278,7 +278,7 @@ class Stream(Iterator[Rows]):
     counts: np.ndarray | None = None,
     silent: np.ndarray | None = None,
   ) -> Rows:
-    """Return the model's features of rows, with zeros in those that are not real.
+    """Convert examples to the model's features, in a row each; padding rows are zeros.
 
     Args:
       examples: of the real rows. counts: how many each has, as `examples` gives them.

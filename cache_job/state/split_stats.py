@@ -46,7 +46,7 @@ class SplitStats:
     return {"counts": self.counts, "longest": self.longest, "bins": bins}
 
   def _add_tokens(self, name: str, feature: Ragged | np.ndarray) -> None:
-    """Count integers but end and padding ids; as SeqIO does, those of dense features too."""
+    """Count a feature's integers except end and padding ids; SeqIO too counts those that are no tokens."""
     values, lengths = (feature.values, feature.lengths) if isinstance(feature, Ragged) else (feature, None)
     if isinstance(values, Ragged) or values.dtype not in (np.int32, np.int64):
       return

@@ -158,7 +158,7 @@ def _model_lines(value: Value, full: bool) -> _Lines:
 
 
 def _tokens_text(value: Value, total: int, full: bool) -> Text:
-  """The text of the first tokens, in which sentinels, the end and padding stand out."""
+  """Return tokens as text, the middle left out if they are many; sentinels, end and padding stand out."""
   text = Text()
   head, tail = (total, 0) if full or total <= sum(_CHARACTERS) else _CHARACTERS
   text.append_tokens(map(_piece, value.pieces(0, head)))

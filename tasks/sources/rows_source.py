@@ -35,7 +35,7 @@ class FileRows(Protocol):
 
   @property
   def features(self) -> Mapping[str, Feature]:
-    """The columns by name, sorted; none of a file without rows whose format keeps no types."""
+    """The columns by name, sorted; empty for a file that has no rows and whose format stores no types."""
 
   @property
   def group_rows(self) -> np.ndarray | None:
@@ -153,7 +153,7 @@ class RowsSource(FilesSource):
 
   @property
   def features(self) -> Mapping[str, Feature]:
-    """Features of the rows, as of the first file that states them."""
+    """Features of the rows, by name: those of the first file that says what types it has."""
     return self._first_features()
 
   def num_input_examples(self, split: str) -> int | None:

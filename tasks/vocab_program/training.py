@@ -177,7 +177,7 @@ def train_model(texts: Iterable[str], options: TrainingOptions) -> TrainedModel:
 
 
 def processor_of(model: bytes) -> Any:
-  """A `sentencepiece.SentencePieceProcessor` of a serialized model."""
+  """Return the `sentencepiece.SentencePieceProcessor` of a serialized model."""
   import sentencepiece
 
   return sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -58,7 +58,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
 
 def made_of(function: Callable, made_by: Callable, arguments: Mapping[str, Any]) -> Callable:
-  """Attach to a function the name and arguments of its maker, and return it."""
+  """Return a function, with the name and arguments of the function that made it as its attributes."""
   function.made_by, function.arguments = _name(made_by), arguments  # type: ignore[attr-defined]
   return function
 

@@ -102,7 +102,7 @@ class UncachedOrder:
   state: UncachedState
 
   def open(self, converter: FeatureConverter) -> UncachedData:
-    """Return the dataset in the form that a converter gives it, after reading an example.
+    """Return the data in a converter's form. One example is read and converted first, to find errors early.
 
     Raises:
       AnystepError: 66 `source_empty`; as `UncachedData.examples` and the converter.

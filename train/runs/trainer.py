@@ -294,7 +294,7 @@ class PreparedRun:
     return results
 
   def _before(self, step: int) -> PreparedRun:
-    """Return the run from an earlier checkpoint, because this step's arrays could not be restored."""
+    """Return this run, prepared to resume from a checkpoint before `step`: that step's cannot be restored."""
     return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
 
   def _record(self, start_step: int) -> None:
