@@ -103,7 +103,7 @@ def _is_disk_full(error: OSError) -> bool:
 def _explain(error: Exception, *, preprocessing: bool) -> AnystepError:
   if isinstance(error, OSError):
     kind, fix = (
-      ("disk_full", "make room") if _is_disk_full(error) else ("io_failed", "see to the disk or store")
+      ("disk_full", "make room") if _is_disk_full(error) else ("io_failed", "check the disk or store")
     )
     return AnystepError(ExitCode.IO, kind, got=one_line(error), fix=f"{fix}, and {_AGAIN}")
   if not preprocessing:

@@ -230,7 +230,7 @@ def _make_corrupt_error(path: epath.PathLike, expected: str, got: str) -> Anyste
     path=path,
     expected=expected,
     got=got,
-    fix="see to the disk, and run the same command again with --noresume",
+    fix="check the disk, and run the same command again with --noresume",
   )
 
 

@@ -45,7 +45,7 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
       "checkpoint_write",
       path=path,
       got=_tensorstore_text(error),
-      fix="see to the disk or store, and run it again: it goes on from the newest whole checkpoint",
+      fix="check the disk or store, and run it again: it goes on from the newest whole checkpoint",
     ) from error
 
 

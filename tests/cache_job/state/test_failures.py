@@ -29,7 +29,7 @@ def job(tmp_path):
     (RuntimeError("killed\n  by 9"), {}, 74, "worker_failed", "memory"),
     (RuntimeError("killed\n  by 9"), {"source_shard": "a"}, 65, "preprocessor_failed", "mend"),
     (OSError(errno.ENOSPC, "full"), {}, 74, "disk_full", "make room"),
-    (OSError(errno.EIO, "broken"), {"source_shard": "a"}, 74, "io_failed", "see to the disk"),
+    (OSError(errno.EIO, "broken"), {"source_shard": "a"}, 74, "io_failed", "check the disk"),
   ],
 )
 def test_a_parent_reads_what_a_worker_failed_of(job, error, where, code, kind, fix):
