@@ -1,7 +1,8 @@
 """Names that modules had in version 0.1.
 
 Caches, plans and checkpoints name functions by their modules. So a module that moved keeps its earlier name
-there. Modules that the documentation named can still be imported by their earlier names.
+there. Modules that the documentation named, and those of the public classes, which users' functions capture
+and pickles name, can still be imported by their earlier names.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ from collections.abc import Mapping, Sequence
 
 # Earlier names by module.
 _EARLIER: Mapping[str, str] = {
+  "anystep.caches.cache": "anystep.cache",
+  "anystep.caches.read_pool": "anystep.read_pool",
   "anystep.error_kinds.exit_codes": "anystep.errors",
+  "anystep.features.converters": "anystep.converters",
+  "anystep.features.digest": "anystep.digest",
+  "anystep.features.ragged": "anystep.examples",
+  "anystep.order.epochs": "anystep.epochs",
+  "anystep.order.mixing": "anystep.mixing",
+  "anystep.order.packing": "anystep.packing",
   "anystep.order.permutation": "anystep.permutation",
+  "anystep.plans.plan": "anystep.plan",
+  "anystep.plans.tombstones": "anystep.tombstones",
   "anystep.streams.grain": "anystep.grain_datasets",
+  "anystep.streams.stream": "anystep.stream",
   "anystep.tasks.catalogue.arithmetic": "anystep.tasks.arithmetic",
   "anystep.tasks.catalogue.c4": "anystep.tasks.c4",
   "anystep.tasks.catalogue.copying": "anystep.tasks.copying",
@@ -28,6 +40,7 @@ _EARLIER: Mapping[str, str] = {
   "anystep.tasks.catalogue.winograd": "anystep.tasks.winograd",
   "anystep.tasks.catalogue.wmt": "anystep.tasks.wmt",
   "anystep.tasks.seqio_api.converters": "anystep.tasks.converters",
+  "anystep.tasks.seqio_api.deterministic_task": "anystep.tasks.deterministic_task",
   "anystep.tasks.sources.array_record_source": "anystep.tasks.array_record_source",
   "anystep.tasks.sources.arrow_rows": "anystep.tasks.arrow_rows",
   "anystep.tasks.sources.file_sources": "anystep.tasks.file_sources",
@@ -48,6 +61,8 @@ _EARLIER: Mapping[str, str] = {
   "anystep.train.network.relative_positions": "anystep.train.relative_positions",
   "anystep.train.network.t5": "anystep.train.network",
   "anystep.train.runs.trainer": "anystep.train.trainer",
+  "anystep.transforms.functions": "anystep.python_transforms",
+  "anystep.transforms.transform": "anystep.transforms",
 }
 _CURRENT = {earlier: current for current, earlier in _EARLIER.items()}
 
