@@ -27,6 +27,8 @@ _EARLIER: Mapping[str, str] = {
   "anystep.order.packing": "anystep.packing",
   "anystep.order.permutation": "anystep.permutation",
   "anystep.plans.plan": "anystep.plan",
+  "anystep.plans.planned_task": "anystep.planned_task",
+  "anystep.plans.segments": "anystep.segments",
   "anystep.plans.tombstones": "anystep.tombstones",
   "anystep.streams.grain": "anystep.grain_datasets",
   "anystep.streams.stream": "anystep.stream",

@@ -23,8 +23,10 @@ EARLIER = {
   "anystep.packing": ["PackingPolicy"],
   "anystep.permutation": ["Permutation"],
   "anystep.plan": ["Plan"],
+  "anystep.planned_task": ["PlannedTask"],
   "anystep.python_transforms": ["Filter", "Map", "MapBatch", "RandomMap"],
   "anystep.read_pool": ["ReadPool"],
+  "anystep.segments": ["Segment"],
   "anystep.stream": ["Stream", "open_stream"],
   "anystep.tasks.deterministic_task": ["DeterministicMixture", "DeterministicTask"],
   "anystep.tombstones": ["TombstoneList"],
@@ -34,7 +36,7 @@ NAMES = [(module, name) for module, names in EARLIER.items() for name in names]
 
 
 def test_every_public_name_is_listed():
-  assert {name for _, name in NAMES} - {"Chain", "Ragged"} == {*anystep.__all__}
+  assert {name for _, name in NAMES} - {"Chain", "PlannedTask", "Ragged", "Segment"} == {*anystep.__all__}
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
