@@ -98,6 +98,9 @@ def one_line(error: BaseException, *, with_type: bool = True, without_graph: boo
   name = type(error).__name__
   if without_graph:
     text = str(getattr(error, "message", None) or error)
+    _, is_assertion, asserted = text.rpartition("assertion failed: ")
+    if is_assertion:
+      text = asserted.partition("\n")[0]
     if "in user code:" in text:
       text = text.strip().rpartition("\n")[2]
     text = _GRAPH.sub("", text).strip()

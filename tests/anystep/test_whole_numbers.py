@@ -77,7 +77,7 @@ def test_a_step_that_is_no_whole_number_is_refused(shared_cache, step):
     for way in (lambda: plan.change(step), lambda: plan.skip(0, step), lambda: plan.tombstone(step, [])):
       with pytest.raises(AnystepError) as refused:
         way()
-      assert refused.value.code == 78
+      assert refused.value.code == (64 if refused.value.kind == "skip" else 78)
     assert len(next(stream)["number"]) == 8
 
 

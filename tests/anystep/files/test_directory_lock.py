@@ -16,7 +16,7 @@ from anystep.files.directory_lock import LOCK, locked_directory
 HOLD_AND_FORK = """
 import os, sys, time
 from anystep.files.directory_lock import locked_directory
-with locked_directory(sys.argv[1], kind="taken", fix="wait"):
+with locked_directory(sys.argv[1], kind="run_active", fix="wait"):
   if os.fork() == 0:
     print(os.getpid(), flush=True)
   time.sleep(600)
@@ -24,7 +24,7 @@ with locked_directory(sys.argv[1], kind="taken", fix="wait"):
 
 
 def lock(directory):
-  return locked_directory(directory, kind="taken", fix="wait")
+  return locked_directory(directory, kind="run_active", fix="wait")
 
 
 def refusal(directory):
@@ -58,7 +58,7 @@ def test_a_child_that_leaves_the_body_gives_nothing_back(tmp_path):
     if reached:
       assert os.waitstatus_to_exitcode(os.waitpid(reached, 0)[1]) == 0
       assert (tmp_path / LOCK).read_text() == inside
-      assert refusal(tmp_path).kind == "taken"
+      assert refusal(tmp_path).kind == "run_active"
   if reached == 0:
     os._exit(0)
   assert not (tmp_path / LOCK).exists()

@@ -748,7 +748,7 @@ def test_what_cannot_be_shown_is_refused(tasks_registered, arguments, kind, fiel
 def test_an_unknown_task_is_told_with_the_names_that_come_near(tasks_registered):
   with pytest.raises(AnystepError) as caught:
     run_main("--task=preview_plian")
-  assert "preview_plain" in caught.value.fields["expected"].split(", ")
+  assert "preview_plain" in caught.value.fields["nearest"].split(", ")
   assert "--module_import" in caught.value.fix
 
 
