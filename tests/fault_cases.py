@@ -72,6 +72,7 @@ class Case:
     last_commit: matches the file after which a program that defers signals has nothing left to be saved, so
       that it may also end with 0; None where there is no such file.
     disk_failed: kinds of the error that a disk that fails ends it with.
+    passed_over: matches files whose removal may fail: a library that made them goes on without a word.
     leaves_attempts: whether unfinished files may be left where a disk failed, as in a folder of its own.
     every: in the soak, one operation of so many is disturbed.
   """
@@ -90,6 +91,7 @@ class Case:
   )
   last_commit: str | None = None
   disk_failed: Collection[str] = ("disk_full", "io_failed")
+  passed_over: str | None = None
   leaves_attempts: bool = False
   every: int = 1
 
@@ -164,6 +166,7 @@ def training(folder: pathlib.Path) -> Case:
     locked=r"\.lock\Z",
     interrupted={signal.SIGINT: {130}, signal.SIGTERM: {75}},
     last_commit=rf"checkpoint_{_TOTAL_STEPS}/commit_success\.txt",
+    passed_over=r"\.orbax-checkpoint-tmp/",
     leaves_attempts=True,
     every=8,
   )
