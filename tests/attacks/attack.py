@@ -1,7 +1,8 @@
 """Attacks: what is tried again and again, and what came of each try.
 
 Tries run in a process of their own, for one may crash it or never end. Each draws from a generator of its
-own, and can be repeated alone: `python -m attacks.attack NAME FIRST STOP` in tests/ runs tries [FIRST, STOP).
+own, and can be repeated alone: in tests/, `PYTHONPATH=.. python -m attacks.attack NAME FIRST STOP` runs tries
+[FIRST, STOP).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Tally:
 
   def assert_clean(self, least: tuple[str, ...], *, never: tuple[str, ...] = ()) -> None:
     """None was wrong, raw or hung, nor what it may never be, and the attack struck."""
-    repeat = f"repeat one in tests/: python -m attacks.attack {self.name!r} TRY TRY+1"
+    repeat = f"repeat one in tests/: PYTHONPATH=.. python -m attacks.attack {self.name!r} TRY TRY+1"
     shown = [f"{len(texts):,} times such as {texts[0]}" for texts in self.failures.values()]
     assert not self.failures, "\n".join([str(self), *sorted(shown), repeat])
     for outcome in never:
