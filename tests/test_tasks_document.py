@@ -11,8 +11,8 @@ import pytest
 import seqio
 
 from anystep.cache_job import main as cache_main
+from anystep.tasks import sources
 from anystep.tasks.data_program import main as data_main
-from anystep.tasks.sources import in_place as sources
 from anystep.tasks.vocab_program import main as vocabulary_main
 from anystep.train import main as train_main
 

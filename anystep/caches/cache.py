@@ -11,7 +11,6 @@ import numpy as np
 from etils import epath
 
 from anystep.caches.file_checks import (
-  RESTORE,
   check_content,
   check_foreign,
   check_sizes,
@@ -24,7 +23,7 @@ from anystep.caches.file_checks import (
 from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
 from anystep.containers.containers import BlockReader, open_blocks
-from anystep.containers.file_ranges import FileStamp
+from anystep.containers.file_ranges import RESTORE, FileStamp
 from anystep.errors import AnystepError, ExitCode, nearest
 from anystep.features.ragged import Ragged
 from anystep.files import names

@@ -12,12 +12,10 @@ import numpy as np
 from etils import epath
 
 from anystep.caches.manifest import FileEntry
-from anystep.containers.file_ranges import FileStamp
+from anystep.containers.file_ranges import RESTORE, FileStamp
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.input_files import open_file
 from anystep.files.os_failures import os_failure
-
-RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 
 
 def read_content(path: epath.Path, sha256: str, *, num_bytes: int = -1) -> bytes:

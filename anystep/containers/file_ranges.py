@@ -12,7 +12,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files.storage import is_remote
 
-RESTORE = "restore the file from the original cache, or cache the task again with --overwrite"
+RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 
 
 class FileStamp(NamedTuple):

@@ -14,6 +14,9 @@ __all__ = [
   "JsonLinesDataSource",
   "ParquetDataSource",
   "TextDataSource",
+  "files_as_is",
+  "files_of",
+  "random_access",
 ]
 
 __getattr__ = lazy_names(
@@ -27,5 +30,8 @@ __getattr__ = lazy_names(
     "JsonLinesDataSource": "file_sources",
     "ParquetDataSource": "file_sources",
     "TextDataSource": "file_sources",
+    "files_as_is": "in_place",
+    "files_of": "in_place",
+    "random_access": "in_place",
   },
 )

@@ -1,4 +1,4 @@
-"""Sources for SeqIO tasks that SeqIO has none of, and which files can be trained from as they are."""
+"""Files of sources that can be trained from as they are."""
 
 from __future__ import annotations
 
@@ -7,30 +7,8 @@ import tensorflow as tf
 
 from anystep.containers import containers
 from anystep.tasks.sources.array_record_source import ArrayRecordDataSource
-from anystep.tasks.sources.file_sources import (
-  ArrowDataSource,
-  CsvDataSource,
-  JsonLinesDataSource,
-  ParquetDataSource,
-  TextDataSource,
-)
-from anystep.tasks.sources.held_out_source import HeldOutDataSource
-from anystep.tasks.sources.huggingface_source import HuggingFaceDataSource
+from anystep.tasks.sources.file_sources import ParquetDataSource
 from anystep.tasks.sources.rows_source import FilesSource
-
-__all__ = [
-  "ArrayRecordDataSource",
-  "ArrowDataSource",
-  "CsvDataSource",
-  "HeldOutDataSource",
-  "HuggingFaceDataSource",
-  "JsonLinesDataSource",
-  "ParquetDataSource",
-  "TextDataSource",
-  "files_as_is",
-  "files_of",
-  "random_access",
-]
 
 
 def random_access(source: seqio.DataSource) -> bool:

@@ -18,7 +18,7 @@ from anystep.errors import AnystepError
 from anystep.records.writing import serialize_example
 from anystep.tasks import text_task
 from anystep.tasks.reading.task_reader import TaskReader
-from anystep.tasks.sources.in_place import HuggingFaceDataSource, TextDataSource
+from anystep.tasks.sources import HuggingFaceDataSource, TextDataSource
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 TEXTS = ["", "short", *(f"text {k}: " + "wörter und mehr " * (k % 9) for k in range(12))]

@@ -5,6 +5,8 @@ This room decides which data a run takes and what a checkpoint keeps of it. The 
 
 from anystep.lazy import lazy_names
 
-__all__ = ["DatasetConfig"]
+__all__ = ["Dataset", "DatasetConfig", "PlannedDataset"]
 
-__getattr__ = lazy_names(__name__, {"DatasetConfig": "config"})
+__getattr__ = lazy_names(
+  __name__, {"Dataset": "cached", "DatasetConfig": "config", "PlannedDataset": "cached"}
+)

@@ -24,7 +24,7 @@ from anystep.containers.containers import ARRAY_RECORD, CONTAINERS, PARQUET, wri
 from anystep.containers.tfrecord import write_tfrecord
 from anystep.errors import AnystepError
 from anystep.tasks.registry.fingerprint import check_reader
-from anystep.tasks.sources.in_place import ParquetDataSource
+from anystep.tasks.sources import ParquetDataSource
 
 NAME = "indexed"
 SIZES = (3, 0, 7, 5)

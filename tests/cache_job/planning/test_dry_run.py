@@ -21,7 +21,7 @@ from anystep.cache_job.planning.estimates import Estimate, estimate_split, forma
 from anystep.cache_job.planning.task_work import plan_task
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
-from anystep.tasks.sources.in_place import HeldOutDataSource, TextDataSource
+from anystep.tasks.sources import HeldOutDataSource, TextDataSource
 
 LIGHT = (small_tasks.observe, small_tasks.split_and_drop)
 TASK = small_tasks.task("small_dry", before=LIGHT, sizes={"train": (4, 3), "validation": (5,)})

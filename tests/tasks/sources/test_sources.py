@@ -20,8 +20,7 @@ from anystep.containers.containers import write_array_record
 from anystep.containers.tfrecord import write_tfrecord
 from anystep.errors import AnystepError
 from anystep.records.writing import serialize_example
-from anystep.tasks.sources import huggingface_source
-from anystep.tasks.sources.in_place import (
+from anystep.tasks.sources import (
   ArrayRecordDataSource,
   ArrowDataSource,
   CsvDataSource,
@@ -32,6 +31,7 @@ from anystep.tasks.sources.in_place import (
   TextDataSource,
   files_as_is,
   files_of,
+  huggingface_source,
   random_access,
 )
 
