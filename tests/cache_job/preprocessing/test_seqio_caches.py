@@ -3,16 +3,14 @@
 import collections
 import json
 import shutil
-import types
 
-import apache_beam as beam
 import numpy as np
 import pytest
 import seqio
 import small_tasks
 import tensorflow as tf
 from job_runs import digests_of, registered, run_job, stamps_of
-from seqio.scripts import cache_tasks_main
+from seqio_caches import write_seqio_cache
 
 import oracle
 from anystep.cache_job.options import CacheOptions
@@ -84,12 +82,8 @@ GONE = seqio.Task(
 def seqio_root(tmp_path_factory):
   """What `seqio_cache_tasks` writes of the task."""
   root = tmp_path_factory.mktemp("by_seqio")
-  flags = types.SimpleNamespace(
-    base_seed=None, tfds_data_dir=None, min_shards=3, max_shards=0, enable_char_counts=False
-  )
-  with registered(TASK), pytest.MonkeyPatch.context() as patch, beam.Pipeline() as pipeline:
-    patch.setattr(cache_tasks_main, "FLAGS", flags)
-    cache_tasks_main.run_pipeline(pipeline, [NAME], str(root))
+  with registered(TASK):
+    write_seqio_cache(root, [NAME])
   return root
 
 
