@@ -13,7 +13,7 @@ from anystep import earlier_names as _earlier_names
 from anystep.caches.cache import Cache, open_cache
 from anystep.caches.read_pool import ReadPool
 from anystep.errors import AnystepError, ExitCode
-from anystep.errors import package_missing as _package_missing
+from anystep.errors import make_package_error as _make_package_error
 from anystep.features.converters import (
   DecoderConverter,
   EncoderConverter,
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> _Any:
   except ModuleNotFoundError as error:
     if error.name not in ("seqio", "tensorflow"):
       raise
-    raise _package_missing(
+    raise _make_package_error(
       error, expected=f"SeqIO, for anystep.{name}", package="'anystep[cache]'"
     ) from error
   return getattr(module, name)

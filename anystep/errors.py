@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from anystep.error_kinds.exit_codes import ExitCode
 from anystep.error_kinds.table import ERROR_KINDS
 
-__all__ = ["AnystepError", "ExitCode", "invalid_file", "nearest", "one_line", "package_missing", "require"]
+__all__ = [
+  "AnystepError",
+  "ExitCode",
+  "find_nearest",
+  "make_file_error",
+  "make_package_error",
+  "one_line",
+  "require",
+]
 
 _PLAIN = re.compile(r"[^\s\"'=]+\Z")
 # What would end the line, move a terminal's cursor, or be no character that UTF-8 has.
@@ -62,7 +70,7 @@ class AnystepError(Exception):
 
   def __str__(self) -> str:
     shown = "".join(f" {name}={_show(value)}" for name, value in self.fields.items())
-    return f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={_quoted(self.fix)}"
+    return f"ERROR code={int(self.code)} kind={self.kind}{shown} fix={_quote(self.fix)}"
 
 
 def require(condition: bool, kind: str, *, expected: object, got: object, fix: str) -> None:
@@ -108,8 +116,8 @@ def one_line(error: BaseException, *, with_type: bool = True, without_graph: boo
   return " ".join((f"{name}: {text}" if with_type else text).split())
 
 
-def invalid_file(kind: str, error: Exception, *, path: object, fix: str, **fields: object) -> AnystepError:
-  """The error for a file whose content is not what it should be.
+def make_file_error(kind: str, error: Exception, *, path: object, fix: str, **fields: object) -> AnystepError:
+  """Return the error for a file whose content is not what it should be.
 
   Args:
     kind: which file it is, such as `plan_invalid`.
@@ -121,8 +129,8 @@ def invalid_file(kind: str, error: Exception, *, path: object, fix: str, **field
   return AnystepError(ExitCode.DATA, kind, path=path, **fields, got=one_line(error), fix=fix)
 
 
-def package_missing(error: ModuleNotFoundError, *, expected: str, package: str) -> AnystepError:
-  """The error where a package that only some need could not be imported.
+def make_package_error(error: ModuleNotFoundError, *, expected: str, package: str) -> AnystepError:
+  """Return the error where a package that only some need could not be imported.
 
   Args:
     error: what the import raised.
@@ -137,20 +145,20 @@ def _show(value: object) -> str:
   text = value if isinstance(value, str) else str(value)
   if len(text) > _MAX_CHARACTERS:
     text = f"{text[:_MAX_CHARACTERS]}… ({len(text):,} characters)"
-  return text if _PLAIN.match(text) and not _UNSAFE.search(text) else _quoted(text)
+  return text if _PLAIN.match(text) and not _UNSAFE.search(text) else _quote(text)
 
 
-def _quoted(text: str) -> str:
-  """The text as JSON, in one line and of characters that terminals show."""
+def _quote(text: str) -> str:
+  """Return the text as JSON, in one line and of characters that terminals show."""
   quoted = json.dumps(text, ensure_ascii=False)
   return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
 
 
-def nearest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
-  """The known names closest to a mistyped one, joined by commas, for an error's text.
+def find_nearest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
+  """Return the known names closest to a mistyped one, joined by commas, for an error's text.
 
-  >>> nearest("stdlib_ml", ["stdlib_lm", "c4", "stdlib_span_corruption"])
+  >>> find_nearest("stdlib_ml", ["stdlib_lm", "c4", "stdlib_span_corruption"])
   'stdlib_lm'
   """
-  known = sorted(names)
-  return ", ".join(difflib.get_close_matches(name, known, n=limit, cutoff=0.5) or known[:limit])
+  sorted_names = sorted(names)
+  return ", ".join(difflib.get_close_matches(name, sorted_names, n=limit, cutoff=0.5) or sorted_names[:limit])

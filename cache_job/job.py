@@ -43,20 +43,20 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
   """
   works = plan_work(task_names, options)
   with contextlib.ExitStack() as locks:
-    for place, work in enumerate(works):
+    for position, work in enumerate(works):
       if work.jobs:
         locks.enter_context(lock_task_directory(work.directory))
         # Another job may have ended between the first look and the lock.
-        works[place] = plan_task(work.task, options)
+        works[position] = plan_task(work.task, options)
       elif work.kept:
         remove_left_overs(work)
     jobs = [job for work in works for job in work.jobs]
     if jobs and not options.index_only:
       prepare_directories(works)
       _run_pipeline(jobs, options)
-    for place, work in enumerate(works):
+    for position, work in enumerate(works):
       if work.jobs:
-        works[place] = complete(work, {job.split: _make_manifest(work, job) for job in work.jobs})
+        works[position] = complete(work, {job.split: _make_manifest(work, job) for job in work.jobs})
   return works
 
 

@@ -105,10 +105,10 @@ class CacheOptions:
 
   def __post_init__(self):
     for name in ("cache_dir", "seqio_cache_dir", "tfds_data_dir"):
-      place = getattr(self, name)
-      if place is not None and not storage.is_remote(place):
+      path = getattr(self, name)
+      if path is not None and not storage.is_remote(path):
         # Workers have other current directories.
-        object.__setattr__(self, name, os.path.abspath(place))
+        object.__setattr__(self, name, os.path.abspath(path))
     if storage.is_remote(self.cache_dir):
       raise AnystepError(
         ExitCode.CONFIG,

@@ -15,7 +15,7 @@ from typing import Any
 import editdistance
 import numpy as np
 
-from anystep.errors import package_missing
+from anystep.errors import make_package_error
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -165,7 +165,7 @@ def bleu(targets: Sequence[str], predictions: Sequence[str]) -> Mapping[str, flo
   try:
     import sacrebleu
   except ModuleNotFoundError as error:
-    raise package_missing(error, expected="sacreBLEU, for the metric bleu", package="sacrebleu") from error
+    raise make_package_error(error, expected="sacreBLEU, for the metric bleu", package="sacrebleu") from error
   score = sacrebleu.corpus_bleu(list(predictions), [list(targets)], tokenize="intl", smooth_method="exp")
   return {"bleu": float(score.score)}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.tasks import metrics, preprocessors
 from anystep.tasks.sources.array_record_source import ArrayRecordDataSource
 from anystep.tasks.sources.arrow_rows import COMPRESSIONS
@@ -137,7 +137,7 @@ def text_task(
       task=name,
       expected=", ".join(_AT_READING),
       got=style,
-      fix=f"name one of these, such as {nearest(style, _AT_READING, limit=1)}",
+      fix=f"name one of these, such as {find_nearest(style, _AT_READING, limit=1)}",
     )
   if style == "span_corruption" and not vocabulary.extra_ids:
     raise AnystepError(
@@ -225,7 +225,7 @@ def _format_of(task: str, pattern: str) -> str:
       path=pattern,
       expected=f"files that end in .{', .'.join(_FORMATS)}; those of text compressed or not",
       got=f"{ending or 'no ending'}{compression}",
-      fix=f"say which format they are in with file_format=, such as {nearest(ending, _FORMATS)}",
+      fix=f"say which format they are in with file_format=, such as {find_nearest(ending, _FORMATS)}",
     )
   return ending
 

@@ -24,7 +24,7 @@ from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
 from anystep.containers.containers import BlockReader, open_blocks
 from anystep.containers.file_ranges import RESTORE, FileStamp
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.ragged import Ragged
 from anystep.files import names
 from anystep.files.input_files import read_file
@@ -95,7 +95,7 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
       path=directory,
       expected=", ".join(sorted(completed)),
       got=split,
-      fix=f"name one of the splits that were cached, such as {nearest(split, completed)}",
+      fix=f"name one of the splits that were cached, such as {find_nearest(split, completed)}",
     )
   path = directory / names.manifest_name(split)
   manifest = read_manifest(path, completed[split])

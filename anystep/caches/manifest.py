@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from anystep.containers.containers import CONTAINERS, FORMATS, find_format
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.features.feature import Feature
 from anystep.files import names
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
@@ -329,7 +329,7 @@ class Manifest:
         return manifest
     except MALFORMED as error:
       fix = "restore the file from where the cache was made, or cache the task again"
-      raise invalid_file("manifest_invalid", error, path=path, fix=fix) from error
+      raise make_file_error("manifest_invalid", error, path=path, fix=fix) from error
     raise AnystepError(
       ExitCode.DATA,
       "manifest_version",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.packed_rows import Spans, number_segments, pack_spans
 from anystep.features.ragged import Batch, Ragged, make_padding
 
@@ -332,7 +332,7 @@ def _get_sequence(
       "feature_length",
       expected=f"a length for {name}",
       got=dict(feature_lengths),
-      fix=f"add {name!r} to TASK_FEATURE_LENGTHS (named there now: {nearest(name, feature_lengths)})",
+      fix=f"add {name!r} to TASK_FEATURE_LENGTHS (named there now: {find_nearest(name, feature_lengths)})",
     )
   if rank_1 and feature.values.ndim != 1:
     raise AnystepError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
-from anystep.errors import AnystepError, ExitCode, nearest, require
+from anystep.errors import AnystepError, ExitCode, find_nearest, require
 from anystep.limits import (
   MAX_BATCH_ROWS,
   MAX_COUNT,
@@ -179,7 +179,7 @@ def check_mixture(
       raise AnystepError(
         ExitCode.USAGE,
         "task_unknown",
-        expected=f"tasks whose caches are given: {nearest(name, tasks)}",
+        expected=f"tasks whose caches are given: {find_nearest(name, tasks)}",
         got=name,
         fix="correct the name, or give the task's cache too",
       )
@@ -353,7 +353,7 @@ def add_tombstones(
   extended = list(tombstones)
   for entry in lists:
     check_argument(entry.split == split, "split", split, f"{entry.split} of {entry.task}")
-    check_argument(entry.task in tasks, "task_unknown", nearest(entry.task, tasks), entry.task)
+    check_argument(entry.task in tasks, "task_unknown", find_nearest(entry.task, tasks), entry.task)
     tasks[entry.task].check_manifest(entry.task, entry.manifest_sha256)
     indices = np.array(entry.indices, np.int64)
     new = indices[SilentSteps(extended).since(entry.task, indices) > start_step]

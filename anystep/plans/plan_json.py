@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.limits import MAX_JSON_BYTES
@@ -100,4 +100,4 @@ def _parse_segment(document: Mapping[str, Any]) -> Segment:
 
 def _plan_invalid(error: Exception, path: object) -> AnystepError:
   fix = "name a plan's file; if it was one, restore it from a copy, or resume from another checkpoint"
-  return invalid_file("plan_invalid", error, path=path, fix=fix)
+  return make_file_error("plan_invalid", error, path=path, fix=fix)

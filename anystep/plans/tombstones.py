@@ -11,7 +11,7 @@ from etils import epath
 
 from anystep.cached import cached_property
 from anystep.caches.cache import Cache
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.features.converters import Rows
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.limits import is_count, is_name, is_sha256, refuse_wrong
@@ -110,7 +110,7 @@ class TombstoneList:
         ExitCode.NO_INPUT, "tombstones_missing", path=path, expected="a list of examples", fix=_MAKE_LIST
       ) from error
     except MALFORMED as error:
-      raise invalid_file("tombstones_invalid", error, path=path, fix=_MAKE_LIST) from error
+      raise make_file_error("tombstones_invalid", error, path=path, fix=_MAKE_LIST) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

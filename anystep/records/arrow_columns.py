@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.feature import Feature
 from anystep.features.ragged import Ragged
 
@@ -125,7 +125,7 @@ def column_missing(path: object, name: str, columns: Sequence[str]) -> AnystepEr
     feature=name,
     expected=f"one column of this name among {', '.join(columns)}",
     got=f"{columns.count(name)}",
-    fix=f"name one of the columns that the file has, such as {nearest(name, columns)}",
+    fix=f"name one of the columns that the file has, such as {find_nearest(name, columns)}",
   )
 
 

@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, one_line, package_missing
+from anystep.errors import AnystepError, ExitCode, make_package_error, one_line
 from anystep.features.ragged import Ragged
 from anystep.records.arrow_columns import DECODED_ROWS, column_features, columns_of, flat_values, wrong_form
 from anystep.records.writing import serialize_examples
@@ -31,7 +31,7 @@ def parquet() -> Any:
   try:
     import pyarrow.parquet
   except ModuleNotFoundError as error:
-    raise package_missing(error, expected="PyArrow, for Parquet files", package="pyarrow") from error
+    raise make_package_error(error, expected="PyArrow, for Parquet files", package="pyarrow") from error
   return pyarrow.parquet
 
 

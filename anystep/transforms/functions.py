@@ -40,7 +40,7 @@ class Map(Transform):
   def __init__(self, function: Callable[[Example], Mapping[str, Any]], *, identity: Any = None):
     self._function = function
     self._forms: _Forms = {}
-    self.identity = _identity(self, function, identity)
+    self.identity = _make_identity(self, function, identity)
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Transform`.
@@ -73,7 +73,7 @@ class RandomMap(Transform):
   ):
     self._function = function
     self._forms: _Forms = {}
-    self.identity = _identity(self, function, identity)
+    self.identity = _make_identity(self, function, identity)
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Map`."""
@@ -100,7 +100,7 @@ class Filter(Transform):
 
   def __init__(self, predicate: Callable[[Example], Any], *, identity: Any = None):
     self._predicate = predicate
-    self.identity = _identity(self, predicate, identity)
+    self.identity = _make_identity(self, predicate, identity)
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
     """See `Transform`."""
@@ -146,7 +146,7 @@ class MapBatch(Transform):
     self, function: Callable[[Batch, Records], Batch], *, identity: Any = None, is_random: bool = False
   ):
     self._function = function
-    self.identity = _identity(self, function, identity)
+    self.identity = _make_identity(self, function, identity)
     self.is_random = is_random
 
   def __call__(self, batch: Batch, records: Records) -> Batch:
@@ -176,7 +176,7 @@ _Form = tuple[np.dtype, int, tuple[int, ...]]
 _Forms = dict[tuple[str, str, int], dict[str, _Form]]
 
 
-def _identity(transform: Transform, function: Callable, identity: Any) -> dict[str, Any]:
+def _make_identity(transform: Transform, function: Callable, identity: Any) -> dict[str, Any]:
   return {type(transform).__name__: describe(function if identity is None else identity)}
 
 
@@ -265,23 +265,23 @@ def _format_form(form: _Form | None) -> str | None:
 def _to_arrays(result: Any) -> dict[str, np.ndarray]:
   """Convert a function's result to arrays."""
   if not isinstance(result, Mapping):
-    raise _not_an_example(got=type(result).__name__)
+    raise _make_example_error(got=type(result).__name__)
   arrays = {}
   for name, value in result.items():
     try:
       array = np.asarray(value)
     except ValueError as error:
-      raise _not_an_example(got=f"{name}: {error}") from error
+      raise _make_example_error(got=f"{name}: {error}") from error
     if array.dtype.kind in "SU":
       # numpy's own text types drop zero bytes at the end.
       array = np.asarray(value, object)
     if array.dtype == object and not all(isinstance(text, (bytes, str)) for text in array.flat):
-      raise _not_an_example(got=f"{name}: {value!r}")
+      raise _make_example_error(got=f"{name}: {value!r}")
     arrays[name] = array
   return arrays
 
 
-def _not_an_example(*, got: str) -> AnystepError:
+def _make_example_error(*, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.CONFIG,
     "transform_output",

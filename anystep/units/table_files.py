@@ -14,7 +14,7 @@ from anystep.caches.manifest import FileEntry
 from anystep.caches.read_pool import ReadPool
 from anystep.containers.checked_file import PART_BYTES, part_checksums
 from anystep.containers.file_ranges import unreadable
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files.input_files import open_file
 
 REMAKE_DIRECTORY = "remove the directory: the table is made anew, identically, when it is needed"
@@ -133,7 +133,7 @@ class UnitTableFile:
 
 def table_invalid(path: epath.Path, error: Exception) -> AnystepError:
   """Return the error for a file that has its sha256, but is not a table's."""
-  return invalid_file("unit_table_invalid", error, path=path, fix=REMAKE_DIRECTORY)
+  return make_file_error("unit_table_invalid", error, path=path, fix=REMAKE_DIRECTORY)
 
 
 def _header(head: bytes) -> tuple[int, object]:

@@ -107,13 +107,13 @@ def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:
 def _remove_replaced_files(directory: epath.Path, manifest: Manifest) -> None:
   """Remove files of the cache that was here before: readers could not tell them from the new ones."""
   split = manifest.split
-  pattern, kept = names.shard_pattern(split), {entry.name for entry in manifest.files}
+  pattern, new_names = names.shard_pattern(split), {entry.name for entry in manifest.files}
   descriptions = {names.info_name(split), names.stats_name(split), names.quarantine_name(split)}
   for path in directory.iterdir():
     is_of_split = pattern.match(path.name) or path.name in descriptions
     put = (names.COMPLETED, names.manifest_name(split))
     is_attempt = any(storage.is_attempt(path.name, at=name) for name in put)
-    if (is_of_split and path.name not in kept) or is_attempt:
+    if (is_of_split and path.name not in new_names) or is_attempt:
       path.unlink()
 
 

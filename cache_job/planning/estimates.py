@@ -148,9 +148,9 @@ def _count_source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | N
   """Return the source's number of examples; None where it is unknown."""
   if job.seqio_cache is not None:
     return read_noted_examples(job.seqio_cache, job.split)
-  known = task.source.num_input_examples(job.split)
-  if known is not None:
-    return known
+  num_given = task.source.num_input_examples(job.split)
+  if num_given is not None:
+    return num_given
   deadline = time.monotonic() + _COUNT_SECONDS
   counted: list[int] = []
   for shard, name in enumerate(job.source_shards):
@@ -166,9 +166,9 @@ def _count_source_examples(task: Any, job: SplitJob, sample: _Sample) -> int | N
 def _count_in_parts(task: Any, job: SplitJob, source: SourceRange) -> Iterator[int]:
   """Yield numbers of examples, whose sum is the source range's."""
   dataset = build_dataset(task, job, source, num_steps=0)
-  known = int(dataset.cardinality())
-  if known >= 0:
-    yield known
+  cardinality = int(dataset.cardinality())
+  if cardinality >= 0:
+    yield cardinality
   else:
     for ones in dataset.map(lambda *_: 1).batch(_COUNTED_AT_A_TIME):
       yield len(ones)

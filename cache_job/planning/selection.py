@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 
 if TYPE_CHECKING:
   import seqio
@@ -37,19 +37,19 @@ def check_splits(splits: Sequence[str], tasks: Collection[seqio.Task]) -> None:
   """Refuse splits that no selected task has.
 
   Raises:
-    AnystepError: 64 `split_unknown`; as `splits_of`.
+    AnystepError: 64 `split_unknown`; as `list_splits`.
   """
-  from anystep.tasks.sources.tfds_source import splits_of
+  from anystep.tasks.sources.tfds_source import list_splits
 
-  known = sorted({split for task in tasks for split in splits_of(task)})
+  all_splits = sorted({split for task in tasks for split in list_splits(task)})
   for split in splits:
-    if split not in known:
+    if split not in all_splits:
       raise AnystepError(
         ExitCode.USAGE,
         "split_unknown",
         expected="a split of a selected task",
         got=split,
-        nearest=nearest(split, known),
+        nearest=find_nearest(split, all_splits),
         fix="name splits of the selected tasks with --splits",
       )
 
@@ -64,7 +64,7 @@ def _match_tasks(pattern: str) -> set[str]:
 
 
 def _make_unknown_error(pattern: str, expected: str) -> AnystepError:
-  from anystep.tasks.registry.named_tasks import name_unknown
+  from anystep.tasks.registry.named_tasks import make_unknown_error
 
   fix = "correct --tasks, or name the module that registers it with --module_import"
-  return name_unknown(pattern, expected=expected, fix=fix)
+  return make_unknown_error(pattern, expected=expected, fix=fix)

@@ -104,10 +104,10 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
 
 def check_options(manifest: Manifest, options: CacheOptions) -> None:
   """Refuse options that differ from those of a complete cache."""
-  asked: dict[str, object] = {"layout": options.layout}
+  requested: dict[str, object] = {"layout": options.layout}
   if not options.index_only:
     num_shards = options.bound_num_shards(manifest.num_shards)
-    asked |= {
+    requested |= {
       "seed": options.seed,
       "base_seed": options.base_seed,
       "block_records": options.block_records,
@@ -117,10 +117,10 @@ def check_options(manifest: Manifest, options: CacheOptions) -> None:
       "cache_at": options.cache_at,
       "task_feature_lengths": options.task_feature_lengths,
     }
-  made_with = {name: getattr(manifest, name) for name in asked}
+  made_with = {name: getattr(manifest, name) for name in requested}
   made_with["from_seqio_cache"] = manifest.fingerprint.provenance["source"] == SEQIO_CACHE
-  asked["from_seqio_cache"] = options.seqio_cache_dir is not None
-  for name, value in asked.items():
+  requested["from_seqio_cache"] = options.seqio_cache_dir is not None
+  for name, value in requested.items():
     if made_with[name] != value:
       raise AnystepError(
         ExitCode.MISMATCH,

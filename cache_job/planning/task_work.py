@@ -124,14 +124,14 @@ def plan_task(task: seqio.Task, options: CacheOptions) -> TaskWork:
     if set(remade_splits) < set(task.splits):
       raise
     completed = {}
-  kept = {split: sha256 for split, sha256 in completed.items() if split not in remade_splits}
+  kept_splits = {split: sha256 for split, sha256 in completed.items() if split not in remade_splits}
   for split in splits:
-    if split in kept:
+    if split in kept_splits:
       cache = open_cache(options.cache_dir, task.name, split)
       check_options(cache.manifest, options)
       check_reader(task, cache.manifest, cache=cache)
-  jobs = tuple(_make_split_job(task, split, options) for split in splits if split not in kept)
-  return dataclasses.replace(work, jobs=jobs, kept=kept)
+  jobs = tuple(_make_split_job(task, split, options) for split in splits if split not in kept_splits)
+  return dataclasses.replace(work, jobs=jobs, kept=kept_splits)
 
 
 def _find_complete_elsewhere(task: seqio.Task, splits: Sequence[str], options: CacheOptions) -> str | None:

@@ -145,9 +145,9 @@ def _format_value(value: Any) -> Any:
   if hasattr(value, "rows"):
     return [_format_value(row) for row in value[:_SHOWN_VALUES].rows()]
   array = np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
-  shown = array.reshape(-1)[:_SHOWN_VALUES].tolist()
+  first_values = array.reshape(-1)[:_SHOWN_VALUES].tolist()
   if array.dtype.hasobject:
-    texts = [text[:_SHOWN_BYTES].decode(errors="backslashreplace") for text in shown]
+    texts = [text[:_SHOWN_BYTES].decode(errors="backslashreplace") for text in first_values]
     return texts if array.shape else texts[0]
   # As text, for JSON knows no NaN.
-  return str(shown) if array.shape else str(shown[0])
+  return str(first_values) if array.shape else str(first_values[0])

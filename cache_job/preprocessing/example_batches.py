@@ -114,11 +114,11 @@ class ExampleBatches:
     """Return the good rows of a batch, and their records."""
     wrong, records = self._check(batch)
     if wrong:
-      kept = np.ones(len(records), bool)
+      is_good = np.ones(len(records), bool)
       for row in sorted(wrong):
-        kept[row] = False
+        is_good[row] = False
         self.bad.add(wrong[row], place=first_place + row, example=select_row(batch, row))
-      batch = {name: select_rows(feature, kept) for name, feature in batch.items()}
+      batch = {name: select_rows(feature, is_good) for name, feature in batch.items()}
       records = _serialize(batch)
     return batch, records
 

@@ -40,8 +40,8 @@ def count_examples(task: Any, job: SplitJob, shard: int) -> int:
   try:
     with _building:
       dataset = _build_source_dataset(task, job, whole)
-    known = int(dataset.cardinality())
-    return known if known >= 0 else int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+    cardinality = int(dataset.cardinality())
+    return cardinality if cardinality >= 0 else int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
   except AnystepError:
     raise
   except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.tasks.startup import quiet_stderr
 
 _OPTIONS_FIX = "give Beam's options as --name=value, and one whose value has a comma as a flag of its own"
@@ -86,14 +86,14 @@ def _check_beam_arguments(arguments: list[str], kind: str, *, own_names: Iterabl
     raise AnystepError(ExitCode.USAGE, kind, got=one_line(error, with_type=False), fix=fix) from error
   if unknown:
     name = unknown[0].lstrip("-").partition("=")[0]
-    own_nearest = {"nearest": nearest(name, own_names)} if own_names else {}
+    own_nearest = {"nearest": find_nearest(name, own_names)} if own_names else {}
     beams = vars(parser.parse_known_args([])[0])
     raise AnystepError(
       ExitCode.USAGE,
       kind,
       got=" ".join(unknown),
       **own_nearest,
-      nearest_of_beam=nearest(name, beams),
+      nearest_of_beam=find_nearest(name, beams),
       fix=fix,
     )
 

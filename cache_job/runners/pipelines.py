@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anystep.cache_job.runners.arguments import check_pipeline_options
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 
 if TYPE_CHECKING:
   import apache_beam as beam
@@ -148,7 +148,7 @@ def _create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOp
       "pipeline_options",
       option="runner",
       got=name,
-      nearest=nearest(name, StandardOptions.KNOWN_RUNNER_NAMES),
+      nearest=find_nearest(name, StandardOptions.KNOWN_RUNNER_NAMES),
       fix="name one of Beam's runners, or a runner's class with its module",
     ) from error
   except (ImportError, AttributeError) as error:
@@ -161,7 +161,7 @@ def _create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOp
   if _is_dataflow(runner):
     # Beam would make a bucket of its own where neither location is valid.
     cloud, validator = options.view_as(GoogleCloudOptions), PipelineOptionsValidator(options, runner)
-    wrong = [validator.validate_gcs_path(cloud, place) for place in ("temp_location", "staging_location")]
+    wrong = [validator.validate_gcs_path(cloud, option) for option in ("temp_location", "staging_location")]
     if all(wrong):
       raise AnystepError(
         ExitCode.USAGE,

@@ -121,14 +121,14 @@ def _join(parts: Sequence[SpilledRecords]) -> SpilledRecords:
 def _group_files(files: Sequence[SpillFile]) -> list[list[SpillFile]]:
   """Group files in order up to the size of one file, so that small spills do not make small sorted files."""
   groups: list[list[SpillFile]] = []
-  held = 0
+  group_bytes = 0
   for file in files:
-    if groups and held + file.raw_bytes <= FILE_BYTES:
+    if groups and group_bytes + file.raw_bytes <= FILE_BYTES:
       groups[-1].append(file)
-      held += file.raw_bytes
+      group_bytes += file.raw_bytes
     else:
       groups.append([file])
-      held = file.raw_bytes
+      group_bytes = file.raw_bytes
   return groups
 
 
@@ -142,16 +142,22 @@ def _check_agreement(job: SplitJob, spills: Sequence[Spill]) -> None:
       got=f"none of {len(spills)} source shards",
       fix="leave the split out with --splits, or see why its source or its preprocessors give none",
     )
-  known = [(number, spill.features) for number, spill in enumerate(spills) if spill.features is not None]
-  for number, features in known:
-    if features != known[0][1]:
-      name = next(n for n in sorted({*features, *known[0][1]}) if features.get(n) != known[0][1].get(n))
+  features_by_range = [
+    (number, spill.features) for number, spill in enumerate(spills) if spill.features is not None
+  ]
+  for number, features in features_by_range:
+    if features != features_by_range[0][1]:
+      name = next(
+        n
+        for n in sorted({*features, *features_by_range[0][1]})
+        if features.get(n) != features_by_range[0][1].get(n)
+      )
       raise AnystepError(
         ExitCode.DATA,
         "feature_form_varies",
         source_shard=list_source_ranges(job)[number].name,
         feature=name,
-        expected=known[0][1].get(name),
+        expected=features_by_range[0][1].get(name),
         got=features.get(name),
         fix="let the preprocessors give every example of the task the same features",
       )

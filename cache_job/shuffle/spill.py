@@ -174,16 +174,16 @@ def _check_again(job: SplitJob, source: SourceRange, spill: Spill) -> None:
     if first != second:
       if first is None or second is None:
         more = f"more than {place} examples"
-        shown = [f"{place} examples" if record is None else more for record in (first, second)]
-        raise _make_difference_error(place, expected=shown[0], got=shown[1], features="")
+        sides = [f"{place} examples" if record is None else more for record in (first, second)]
+        raise _make_difference_error(place, expected=sides[0], got=sides[1], features="")
       examples = [parse_example(record, spill.features or {}) for record in (first, second)]
       names = [
         name
         for name in examples[0]
         if _serialize_feature(examples[0], name) != _serialize_feature(examples[1], name)
       ]
-      shown = _format_difference(*(example[names[0]] for example in examples))
-      raise _make_difference_error(place, expected=shown[0], got=shown[1], features=",".join(names))
+      sides = _format_difference(*(example[names[0]] for example in examples))
+      raise _make_difference_error(place, expected=sides[0], got=sides[1], features=",".join(names))
 
 
 def _read_spilled(job: SplitJob, spill: Spill) -> Iterator[bytes]:

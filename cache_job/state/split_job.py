@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.state.spill_files import SpillFile
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.limits import is_count
@@ -173,7 +173,7 @@ def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None
   except FileNotFoundError:
     return None
   except (*MALFORMED, IsADirectoryError) as error:
-    raise invalid_file(
+    raise make_file_error(
       "job_state_invalid",
       error,
       path=path,

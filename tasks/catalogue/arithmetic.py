@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.order.permutation import Permutation
 from anystep.tasks import metrics
 from anystep.tasks.catalogue.text_to_text import add_task as add_text_task
@@ -45,7 +45,7 @@ class ArithmeticSource(NumberedSource):
         "operation_unknown",
         expected=" or ".join(OPERATIONS),
         got=operation,
-        nearest=nearest(operation, OPERATIONS, limit=1),
+        nearest=find_nearest(operation, OPERATIONS, limit=1),
         fix="name one of these",
       )
     if not 1 <= digits <= _MOST_DIGITS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.order.permutation import Permutation
 from anystep.tasks import metrics
 from anystep.tasks.catalogue.text_to_text import add_task as add_text_task
@@ -49,7 +49,7 @@ class LettersSource(NumberedSource):
         "operation_unknown",
         expected=" or ".join(OPERATIONS),
         got=operation,
-        nearest=nearest(operation, OPERATIONS, limit=1),
+        nearest=find_nearest(operation, OPERATIONS, limit=1),
         fix="name one of these",
       )
     if len(set(letters)) != len(letters) or len(letters) < 2:

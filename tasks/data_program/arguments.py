@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.files import storage
 from anystep.files.json_files import parse_json
 from anystep.limits import are_feature_lengths
@@ -102,7 +102,7 @@ def usage(got: str, fix: str) -> AnystepError:
 
 def task_unknown(task: str, known: Iterable[str], fix: str = "correct the name") -> AnystepError:
   """The error for a task that nobody knows, with the names that come near."""
-  return AnystepError(ExitCode.USAGE, "task_unknown", expected=nearest(task, known), got=task, fix=fix)
+  return AnystepError(ExitCode.USAGE, "task_unknown", expected=find_nearest(task, known), got=task, fix=fix)
 
 
 def rates_of(arguments: argparse.Namespace) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from etils import epath
 
 from anystep.caches.cache import Cache, read_completed
 from anystep.caches.manifest import AS_IS
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files import names
 from anystep.files.json_files import MALFORMED, read_json
 from anystep.limits import is_name
@@ -329,5 +329,5 @@ def _read_roots(path: epath.Path) -> list[str]:
   except (*MALFORMED, IsADirectoryError) as error:
     expected = '{"version": 1, "cache_dirs": ["ROOT"]}'
     fix = "say where the caches are with --cache_dir"
-    raise invalid_file("caches_invalid", error, path=path, expected=expected, fix=fix) from error
+    raise make_file_error("caches_invalid", error, path=path, expected=expected, fix=fix) from error
   return roots

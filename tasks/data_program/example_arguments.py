@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anystep.caches.cache import Cache
-from anystep.errors import nearest
+from anystep.errors import find_nearest
 from anystep.inspection.rows import index_of_source
 from anystep.tasks.data_program.arguments import usage, within, wrong
 
@@ -42,7 +42,7 @@ def example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
     raise wrong("source", f"one of the numbers {named} that have this name", arguments.source)
   if not named and not (arguments.source.isdecimal() and len(arguments.source) <= _NUMBER_DIGITS):
     raise wrong(
-      "source", nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
+      "source", find_nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
     )
   source_shard = named[0] if named else within("source", int(arguments.source), len(m.source_shards))
   num_places = m.source_shards[source_shard].examples

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.order.packing import PackingPolicy
 from anystep.tasks.preview.followed_examples import (
   FollowedExamples,
@@ -133,14 +133,14 @@ def check_previews(
   known = {name for task in tasks for name in task.output_features}
   for name in feature_lengths or {}:
     if name not in known:
-      raise _lengths_error(nearest(name, known), name)
+      raise _lengths_error(find_nearest(name, known), name)
   for task in tasks:
     if not has_split(task, split):
       raise AnystepError(
         ExitCode.USAGE,
         "split_unknown",
         task=task.name,
-        expected=nearest(split, task.splits),
+        expected=find_nearest(split, task.splits),
         got=split,
         fix="name one of the task's splits with --split",
       )
@@ -247,7 +247,7 @@ def _first_example(task: seqio.Task, split: str, source: str | None, skip: int) 
         "source",
         task=task.name,
         split=split,
-        expected=f"{nearest(source, names)}, or {numbers}",
+        expected=f"{find_nearest(source, names)}, or {numbers}",
         got=source,
         fix="correct --source: name one that is there, or its number",
       )

@@ -13,7 +13,7 @@ import seqio
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch, Ragged
 from anystep.tasks.preprocessors import lm, random_chunk, span_corruption, span_corruption_chunk
-from anystep.tasks.reading.span_corruption import corrupt_spans, cut_random_chunks, noise_counts
+from anystep.tasks.reading.span_corruption import corrupt_spans, count_noise, cut_random_chunks
 
 # What `seqio.map_over_dataset` makes of a function has the same code, whatever the function.
 _MAPPED_CODE = seqio.preprocessors.truncate_inputs_left.__code__
@@ -93,7 +93,7 @@ class NativePreprocessors:
       steps.append(step)
     edits = [edit for step in steps if not isinstance(step, _Draw) for edit in step]
     is_random = any(isinstance(step, _Draw) for step in steps)
-    return cls(steps, results, None if is_random else _appended_tokens(edits, results, feature_lengths))
+    return cls(steps, results, None if is_random else _count_appended(edits, results, feature_lengths))
 
   def __call__(self, batch: Batch, seeds: Mapping[str, np.ndarray]) -> dict[str, Ragged | np.ndarray]:
     """Preprocess examples; unchanged features are not copied.
@@ -137,11 +137,11 @@ def _recognize(
     name: value for name, value in bound.items() if name not in ("sequence_length", "output_features")
   }
   if preprocessor is span_corruption and not options.keys() - {"noise_density", "mean_span_tokens"}:
-    return _span_corruption(features, outputs, lengths, **options)
+    return _make_span_step(features, outputs, lengths, **options)
   if preprocessor is random_chunk and not options.keys() - {"feature"} and "output_features" not in bound:
-    return _random_chunk(features, lengths, **options)
+    return _make_chunk_step(features, lengths, **options)
   if preprocessor is lm and not bound and "inputs" not in outputs:
-    return _random_chunk(features, lengths)
+    return _make_chunk_step(features, lengths)
   if options:
     return None
   limited = [name for name in features if name in outputs and lengths.get(name) is not None]
@@ -166,7 +166,7 @@ def _recognize(
   return None
 
 
-def _random_chunk(
+def _make_chunk_step(
   features: Mapping[str, Feature], lengths: Mapping[str, int], *, feature: str = "targets"
 ) -> _Draw | None:
   chunked = features.get(feature)
@@ -183,7 +183,7 @@ def _cut_chunks(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> B
   return {name: cut_random_chunks(feature, length, seeds)}
 
 
-def _span_corruption(
+def _make_span_step(
   features: Mapping[str, Feature],
   output_features: Mapping[str, seqio.Feature],
   lengths: Mapping[str, int],
@@ -209,7 +209,7 @@ def _span_corruption(
     return None
   room = [lengths[name] - int(output_features[name].add_eos) for name in names]
   chunk_tokens = span_corruption_chunk(*room, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
-  counts = noise_counts(chunk_tokens, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
+  counts = count_noise(chunk_tokens, noise_density=noise_density, mean_span_tokens=mean_span_tokens)
   vocabulary = output_features["inputs"].vocabulary
   if counts[-1, 1] > (vocabulary.extra_ids or 0) or vocabulary.vocab_size > np.iinfo(corrupted.dtype).max:
     return None
@@ -239,7 +239,7 @@ def _is_exact(edit: _Edit, feature: Feature | None) -> bool:
   return dtype.kind in "iu" and np.iinfo(dtype).min <= edit.value <= np.iinfo(dtype).max
 
 
-def _appended_tokens(
+def _count_appended(
   edits: Sequence[_Edit], features: Mapping[str, Feature], feature_lengths: Mapping[str, int]
 ) -> dict[str, int] | None:
   """Count appended tokens by sequence; return None if one is cut to less than its feature length."""

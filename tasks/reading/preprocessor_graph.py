@@ -62,15 +62,15 @@ class PreprocessorGraph:
       for preprocessor in preprocessors
     ]
     self._element_spec = element_spec(features)
-    self._features = {name: _batch_spec(feature) for name, feature in features.items()}
+    self._features = {name: _make_batch_spec(feature) for name, feature in features.items()}
     self.num_seeds: list[int] = []
     self.may_drop: list[bool] = []
     self.joins: list[bool] = []
     # Tracing one takes tenths of a second.
     self._together: dict[tuple[int, int], Callable] = {}
-    self._look()
+    self._survey()
 
-  def _look(self) -> None:
+  def _survey(self) -> None:
     """Find the seeds and kind of each preprocessor by building the graph once without data."""
     with tf.Graph().as_default():
       source = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=self._element_spec)
@@ -80,7 +80,7 @@ class PreprocessorGraph:
         with seqio_internals.seeds_of_random_maps(feed.take):
           dataset = preprocessor(dataset)
         self.num_seeds.append(feed.used)
-        kinds = _kinds_between(source, dataset)
+        kinds = _list_kinds(source, dataset)
         self.may_drop.append(not kinds <= _KEEP_EVERY_EXAMPLE)
         self.joins.append(any(map(_JOIN_EXAMPLES.search, kinds)))
 
@@ -212,31 +212,31 @@ class _SeedFeed:
     return tf.data.Dataset.from_tensor_slices(columns)
 
 
-def _kinds_between(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str]:
+def _list_kinds(source: tf.data.Dataset, dataset: tf.data.Dataset) -> set[str]:
   """List the types of a dataset's operations, down to the source and to slices of tensors."""
-  kinds, waiting = set(), [dataset._variant_tensor.op]
-  seen = {source._variant_tensor.op.name}
-  while waiting:
-    operation = waiting.pop()
-    if operation.name in seen:
+  kinds, operations = set(), [dataset._variant_tensor.op]
+  visited_names = {source._variant_tensor.op.name}
+  while operations:
+    operation = operations.pop()
+    if operation.name in visited_names:
       continue
-    seen.add(operation.name)
+    visited_names.add(operation.name)
     kinds.add(operation.type)
     if operation.type != "TensorSliceDataset":
-      waiting += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
+      operations += [tensor.op for tensor in operation.inputs if tensor.dtype == tf.variant]
   return kinds
 
 
 def element_spec(features: Mapping[str, Feature]) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
   """Return the `element_spec` of a dataset of single examples with these features."""
-  return {name: _spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
+  return {name: _make_spec(feature, feature.shape, int(feature.ragged)) for name, feature in features.items()}
 
 
-def _batch_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
-  return _spec(feature, (None, *feature.shape), int(feature.sequence) + int(feature.ragged))
+def _make_batch_spec(feature: Feature) -> tf.TensorSpec | tf.RaggedTensorSpec:
+  return _make_spec(feature, (None, *feature.shape), int(feature.sequence) + int(feature.ragged))
 
 
-def _spec(
+def _make_spec(
   feature: Feature, shape: Sequence[int | None], ragged_rank: int
 ) -> tf.TensorSpec | tf.RaggedTensorSpec:
   dtype = tf.dtypes.as_dtype(feature.dtype)

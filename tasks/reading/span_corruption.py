@@ -21,14 +21,14 @@ def cut_random_chunks(feature: Ragged, length: int, seeds: np.ndarray) -> Ragged
     length: tokens, 0 or more.
     seeds: `(rows, 1, 2) int64`.
   """
-  starts = _chunk_starts(feature, length, seeds[:, 0])
+  starts = _draw_starts(feature, length, seeds[:, 0])
   positions = np.arange(len(feature.values))
   starts = np.repeat(starts + np.cumsum(feature.lengths) - feature.lengths, feature.lengths)
   is_kept = (positions >= starts) & (positions < starts + length)
   return Ragged(feature.values[is_kept], np.minimum(feature.lengths, length))
 
 
-def noise_counts(chunk_tokens: int, *, noise_density: float, mean_span_tokens: float) -> np.ndarray:
+def count_noise(chunk_tokens: int, *, noise_density: float, mean_span_tokens: float) -> np.ndarray:
   """Count corrupted tokens and spans of chunks of 0 to chunk_tokens tokens: `(chunk_tokens + 1, 2) int64`.
 
   A chunk of fewer than two tokens has those of two, and is cut afterwards.
@@ -45,12 +45,12 @@ def corrupt_spans(
 
   Args:
     feature: int32 or int64 of inner shape `()`.
-    counts: from `noise_counts`.
+    counts: from `count_noise`.
     seeds: `(rows, 3, 2) int64`: of the chunk, the corrupted spans, the others.
     first_sentinel: the token of a sequence's first span.
   """
   chunk_tokens = len(counts) - 1
-  starts = _chunk_starts(feature, chunk_tokens, seeds[:, 0])
+  starts = _draw_starts(feature, chunk_tokens, seeds[:, 0])
   starts += np.cumsum(feature.lengths) - feature.lengths
   sizes = np.minimum(feature.lengths, chunk_tokens)
   noise, spans = counts[sizes].T
@@ -76,7 +76,7 @@ def corrupt_spans(
   return inputs, targets
 
 
-def _chunk_starts(feature: Ragged, length: int, seeds: np.ndarray) -> np.ndarray:
+def _draw_starts(feature: Ragged, length: int, seeds: np.ndarray) -> np.ndarray:
   """Draw the start of each sequence's chunk, `(rows,) int64`."""
   return uniform_ints(seeds, np.maximum(feature.lengths - length, 0) + 1)
 

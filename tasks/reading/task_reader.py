@@ -47,8 +47,10 @@ def map_seeds(
     record_keys = sub_keys(round_keys("map", task, split, seed, epoch, preprocessor), records.indices[rows])
     for first in range(0, num_seeds, _PAIRS_PER_KEYS):
       words = sub_keys(record_keys, first // _PAIRS_PER_KEYS) & ((np.uint64(1) << _SEED_BITS) - np.uint64(1))
-      wanted = min(_PAIRS_PER_KEYS, num_seeds - first)
-      pairs[rows, first : first + wanted] = words.reshape(-1, _PAIRS_PER_KEYS, 2)[:, :wanted].astype(np.int64)
+      num_pairs = min(_PAIRS_PER_KEYS, num_seeds - first)
+      pairs[rows, first : first + num_pairs] = words.reshape(-1, _PAIRS_PER_KEYS, 2)[:, :num_pairs].astype(
+        np.int64
+      )
   return pairs
 
 
@@ -204,9 +206,9 @@ class TaskReader(Transform):
     """Run the first preprocessors on each example alone; return the results by example."""
     alone = []
     for row in range(len(records.indices)):
-      own = np.array([row])
-      seeds = self._seeds(_take_records(records, own), num_preprocessors)
-      alone.append(_to_comparable_rows(function(_take_rows(batch, own), seeds)))
+      this_row = np.array([row])
+      seeds = self._seeds(_take_records(records, this_row), num_preprocessors)
+      alone.append(_to_comparable_rows(function(_take_rows(batch, this_row), seeds)))
     return alone
 
 

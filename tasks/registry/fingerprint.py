@@ -15,7 +15,7 @@ from anystep.caches.cache import Cache
 from anystep.caches.manifest import Fingerprint, Manifest
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks import seqio_internals
-from anystep.tasks.vocabularies.copies import use_copies, vocabulary_digests
+from anystep.tasks.vocabularies.copies import hash_vocabularies, use_copies
 from anystep.tasks.vocabularies.files import watch_models
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
 from anystep.transforms.identity import describe
@@ -71,18 +71,18 @@ def provenance_part(
     seqio_cache: paths of the files of SeqIO's own cache, where one is the source.
   """
   if seqio_cache is None:
-    source = {"source": describe(type(task.source)), "source_arguments": _source_arguments(task.source)}
+    source = {"source": describe(type(task.source)), "source_arguments": _describe_source(task.source)}
   else:
-    source = {"source": SEQIO_CACHE, "source_arguments": {"files": _files(seqio_cache)}}
+    source = {"source": SEQIO_CACHE, "source_arguments": {"files": _describe_files(seqio_cache)}}
   # Tasks without such files keep the form that their manifests had before vocabularies were recorded.
-  digests = vocabulary_digests(task)
+  digests = hash_vocabularies(task)
   of_vocabularies = {"vocabularies": digests} if digests else {}
   tokenizers = ("tokenizers",) if _uses_tokenizers(task) else ()
   return {
     **source,
     **of_vocabularies,
     "python": platform.python_version(),
-    "libraries": {name: _version(name) for name in (*_LIBRARIES, *tokenizers)},
+    "libraries": {name: _find_version(name) for name in (*_LIBRARIES, *tokenizers)},
     "seed": seed,
     "base_seed": base_seed,
   }
@@ -151,7 +151,7 @@ def fingerprint(
   )
 
 
-def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
+def _describe_source(source: seqio.DataSource) -> dict[str, Any]:
   """Return what a source reads, as far as its kind shows it, without paths of this machine."""
   if hasattr(source, "described"):
     return source.described()
@@ -169,11 +169,11 @@ def _source_arguments(source: seqio.DataSource) -> dict[str, Any]:
     # Patterns begin where the program runs; the files that they name stand here.
     described.pop("split_to_filepattern", None)
     described["reader"] = describe(seqio_internals.file_reader(source))
-    described["files"] = {split: _files(source.list_shards(split)) for split in source.splits}
+    described["files"] = {split: _describe_files(source.list_shards(split)) for split in source.splits}
   return described
 
 
-def _files(paths: Sequence[str]) -> list[list[Any]]:
+def _describe_files(paths: Sequence[str]) -> list[list[Any]]:
   """Return names and sizes of files, in bytes, in the order of reading."""
   return [[os.path.basename(path), epath.Path(path).stat().length] for path in paths]
 
@@ -187,8 +187,8 @@ def first_difference(cached: Any, now: Any, path: str = "") -> tuple[str, Any, A
         return difference
     return None
   if isinstance(cached, list) and isinstance(now, list) and len(cached) == len(now):
-    for place, (left, right) in enumerate(zip(cached, now, strict=True)):
-      difference = first_difference(left, right, f"{path}[{place}]")
+    for position, (left, right) in enumerate(zip(cached, now, strict=True)):
+      difference = first_difference(left, right, f"{path}[{position}]")
       if difference:
         return difference
     return None
@@ -199,7 +199,7 @@ def _uses_tokenizers(task: seqio.Task) -> bool:
   return any(isinstance(f.vocabulary, HuggingFaceVocabulary) for f in task.output_features.values())
 
 
-def _version(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
   try:
     return importlib.metadata.version(name)
   except importlib.metadata.PackageNotFoundError:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from etils import epath
 
 from anystep.caches.cache import read_completed, read_manifest
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.files import names
 from anystep.files.input_files import read_file
 from anystep.files.json_files import parse_json
@@ -71,22 +71,22 @@ def read_mixture(text: str) -> FileMixture:
       is not a number >= 0; 66 `cache_missing`, 78 `mixture_path` for a path that is no task's cache; 65 as
       `read_completed` and `read_manifest`.
   """
-  entries = list(_of_file(text) if text.endswith(".json") else _of_string(text))
+  entries = list(_read_entries(text) if text.endswith(".json") else _parse_entries(text))
   if not entries:
-    raise _invalid(text, expected="at least one path and its weight", got="none")
+    raise _make_invalid_error(text, expected="at least one path and its weight", got="none")
   rates: dict[str, Fraction] = {}
   caches: list[tuple[str, str]] = []
   for entry in entries:
     weight = exact_share(entry.path, str(entry.weight))
-    root, task = _cache_at(entry)
+    root, task = _find_cache(entry)
     if task in rates:
-      raise _invalid(entry.place, expected="each task once", got=f"{task} again, at {entry.path}")
+      raise _make_invalid_error(entry.place, expected="each task once", got=f"{task} again, at {entry.path}")
     rates[task] = weight
     caches.append((root, task))
-  return FileMixture(rates=rates, roots=_roots(caches))
+  return FileMixture(rates=rates, roots=_order_roots(caches))
 
 
-def _of_file(path: str) -> Iterator[_Entry]:
+def _read_entries(path: str) -> Iterator[_Entry]:
   try:
     text = read_file(path, limit_bytes=MAX_JSON_BYTES)
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -98,46 +98,48 @@ def _of_file(path: str) -> Iterator[_Entry]:
       fix="correct the path, or write the file",
     ) from error
   except ValueError as error:
-    raise _invalid(path, expected="a JSON file", got=str(error)) from error
+    raise _make_invalid_error(path, expected="a JSON file", got=str(error)) from error
   try:
     document = parse_json(text, number=_Number)
   except ValueError as error:
-    raise _invalid(path, expected="JSON in which each name stands once", got=str(error)) from error
+    raise _make_invalid_error(path, expected="JSON in which each name stands once", got=str(error)) from error
   if not isinstance(document, dict):
-    raise _invalid(path, expected="an object of names", got=document)
+    raise _make_invalid_error(path, expected="an object of names", got=document)
   for name, entry in document.items():
     place = f"{path}: {name}"
     if not isinstance(entry, dict) or entry.keys() != _KEYS:
-      raise _invalid(place, expected='{"path": …, "weight": …}', got=entry, **_misspelled(entry))
+      raise _make_invalid_error(
+        place, expected='{"path": …, "weight": …}', got=entry, **_find_misspelling(entry)
+      )
     if not is_name(entry["path"]) or isinstance(entry["path"], _Number):
-      raise _invalid(place, expected="a path that is a text", got=entry["path"])
+      raise _make_invalid_error(place, expected="a path that is a text", got=entry["path"])
     if not isinstance(entry["weight"], _Number):
-      raise _invalid(place, expected="a weight that is a number", got=entry["weight"])
+      raise _make_invalid_error(place, expected="a weight that is a number", got=entry["weight"])
     yield _Entry(place=place, name=name, path=entry["path"], weight=entry["weight"])
 
 
-def _of_string(text: str) -> Iterator[_Entry]:
+def _parse_entries(text: str) -> Iterator[_Entry]:
   for part in text.split(";"):
     path, comma, weight = (piece.strip() for piece in part.rpartition(","))
     if not (comma and path and weight):
-      raise _invalid(text, expected="path,weight joined by ;", got=part)
+      raise _make_invalid_error(text, expected="path,weight joined by ;", got=part)
     yield _Entry(place=text, name=epath.Path(path).name, path=path, weight=weight)
 
 
-def _misspelled(entry: object) -> dict[str, str]:
+def _find_misspelling(entry: object) -> dict[str, str]:
   """Return an unknown key and the nearest known one, for an error."""
   unknown = sorted(entry.keys() - _KEYS) if isinstance(entry, dict) else []
-  return {"unknown": unknown[0], "nearest": nearest(unknown[0], _KEYS)} if unknown else {}
+  return {"unknown": unknown[0], "nearest": find_nearest(unknown[0], _KEYS)} if unknown else {}
 
 
-def _cache_at(entry: _Entry) -> tuple[str, str]:
+def _find_cache(entry: _Entry) -> tuple[str, str]:
   """Return the root and the task's name of the cache in an entry's directory."""
   directory = epath.Path(entry.path)
   if _PATTERN.search(entry.path) or directory.is_file():
-    raise _no_cache(entry, got="data files")
+    raise _make_path_error(entry, got="data files")
   completed = read_completed(directory)
   if not completed and directory.is_dir():
-    raise _no_cache(entry, got="a directory without COMPLETED")
+    raise _make_path_error(entry, got="a directory without COMPLETED")
   if not completed:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -163,7 +165,7 @@ def _cache_at(entry: _Entry) -> tuple[str, str]:
   return str(root), task
 
 
-def _no_cache(entry: _Entry, *, got: str) -> AnystepError:
+def _make_path_error(entry: _Entry, *, got: str) -> AnystepError:
   name = re.sub(r"\W+", "_", entry.name).strip("_") or "mine"
   return AnystepError(
     ExitCode.CONFIG,
@@ -177,28 +179,28 @@ def _no_cache(entry: _Entry, *, got: str) -> AnystepError:
   )
 
 
-def _roots(caches: list[tuple[str, str]]) -> tuple[str, ...]:
+def _order_roots(caches: list[tuple[str, str]]) -> tuple[str, ...]:
   """Return roots in an order in which the first that has a task's cache is the task's own.
 
   Raises:
     AnystepError: 78 `mixture_roots` where a root before it has another cache of a task.
   """
   roots = tuple(dict.fromkeys(root for root, _ in caches))
-  for own, task in caches:
-    for root in roots[: roots.index(own)]:
+  for own_root, task in caches:
+    for root in roots[: roots.index(own_root)]:
       if read_completed(names.task_directory(root, task)):
         raise AnystepError(
           ExitCode.CONFIG,
           "mixture_roots",
           task=task,
-          expected=f"one cache of it, in {own}",
+          expected=f"one cache of it, in {own_root}",
           got=f"another one in {root}, where another task of the mixture is",
           fix="name caches of one root, or move one of the two away",
         )
   return roots
 
 
-def _invalid(place: str, *, expected: str, got: object, **fields: str) -> AnystepError:
+def _make_invalid_error(place: str, *, expected: str, got: object, **fields: str) -> AnystepError:
   return AnystepError(
     ExitCode.CONFIG,
     "mixture_invalid",

@@ -35,11 +35,11 @@ def import_modules(names: Iterable[str]) -> None:
         "module_import",
         module=name,
         got=one_line(error),
-        fix=_fix_of_import(name, error),
+        fix=_choose_fix(name, error),
       ) from error
 
 
-def _fix_of_import(name: str, error: Exception) -> str:
+def _choose_fix(name: str, error: Exception) -> str:
   """Return what to do about a module that cannot be imported: another name or place, or a change in it."""
   if name.endswith(".py"):
     return f"name the module without .py: {name.removesuffix('.py').replace(os.sep, '.')}"

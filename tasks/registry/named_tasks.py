@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import seqio
 
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.plans.changes import Rate
 from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
 
@@ -80,31 +80,31 @@ def find_registered(name: str, *, fix: str) -> seqio.Task | seqio.Mixture:
   """Return the registered mixture or task of a name; the mixture where both have it, as in SeqIO.
 
   Raises:
-    AnystepError: as `name_unknown`.
+    AnystepError: as `make_unknown_error`.
   """
   if name in seqio.MixtureRegistry.names():
     return seqio.MixtureRegistry.get(name)
   if name in seqio.TaskRegistry.names():
     return seqio.TaskRegistry.get(name)
-  raise name_unknown(name, fix=fix)
+  raise make_unknown_error(name, fix=fix)
 
 
 def find_task(name: str, *, fix: str, expected: str = "a registered task") -> seqio.Task:
   """Return the registered task of a name.
 
   Raises:
-    AnystepError: as `name_unknown`.
+    AnystepError: as `make_unknown_error`.
   """
   if name in seqio.TaskRegistry.names():
     return seqio.TaskRegistry.get(name)
-  raise name_unknown(name, fix=fix, expected=expected)
+  raise make_unknown_error(name, fix=fix, expected=expected)
 
 
 def find_all_tasks(name: str, *, fix: str) -> list[seqio.Task]:
   """Return a registered task, or all tasks of a registered mixture in the order of their names.
 
   Raises:
-    AnystepError: as `name_unknown`.
+    AnystepError: as `make_unknown_error`.
   """
   registered = find_registered(name, fix=fix)
   tasks = registered.tasks if isinstance(registered, seqio.Mixture) else [registered]
@@ -126,15 +126,17 @@ def match_names(pattern: str) -> set[str]:
   return {name for name in seqio.TaskRegistry.names() if expression.fullmatch(name)}
 
 
-def name_unknown(name: str, *, fix: str, expected: str = "a registered task or mixture") -> AnystepError:
+def make_unknown_error(
+  name: str, *, fix: str, expected: str = "a registered task or mixture"
+) -> AnystepError:
   """Return the error 64 `task_unknown`, with the registered names that are nearest."""
-  known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+  registered_names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
   return AnystepError(
     ExitCode.USAGE,
     "task_unknown",
     expected=expected,
     got=name,
-    nearest=nearest(name, known) or "none is registered",
+    nearest=find_nearest(name, registered_names) or "none is registered",
     fix=fix,
   )
 

@@ -11,15 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from anystep.containers.array_record_library import open_reader
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.records.arrow_columns import DECODED_ROWS
 from anystep.tasks.sources.rows_source import (
   SHARD_ROWS,
   FilesSource,
   check_shard_rows,
-  no_rows,
-  parsed_shard,
-  shards_of_file,
+  make_no_rows_error,
+  name_shards,
+  parse_shard,
   with_shapes,
 )
 
@@ -70,45 +70,45 @@ class ArrayRecordDataSource(FilesSource):
 
   def num_input_examples(self, split: str) -> int | None:
     """Number of records of a split."""
-    known = super().num_input_examples(split)
-    return sum(map(_num_records, self.list_files(split))) if known is None else known
+    num_given = super().num_input_examples(split)
+    return sum(map(_count_records, self.list_files(split))) if num_given is None else num_given
 
   def find_shards(self, split: str) -> Sequence[str]:
     _ = self.feature_description
-    return [name for path in self.list_files(split) for name in self._shards_of(path)]
+    return [name for path in self.list_files(split) for name in self._cut_file(path)]
 
   def described(self) -> dict[str, Any]:
-    given = {name: repr(kind) for name, kind in sorted((self._given_description or {}).items())}
-    options = {"columns": self._columns, "shard_rows": self._shard_rows, "feature_description": given}
+    kinds = {name: repr(kind) for name, kind in sorted((self._given_description or {}).items())}
+    options = {"columns": self._columns, "shard_rows": self._shard_rows, "feature_description": kinds}
     return {**super().described(), **options}
 
   @tf.autograph.experimental.do_not_convert
   def read_shard(self, shard: tf.Tensor) -> tf.data.Dataset:
     description = self.feature_description
     records = tf.data.Dataset.from_generator(
-      _batches, output_signature=tf.TensorSpec([None], tf.string), args=[shard]
+      _read_batches, output_signature=tf.TensorSpec([None], tf.string), args=[shard]
     )
     parsed = records.prefetch(1).map(functools.partial(tf.io.parse_example, features=description)).unbatch()
     ragged = [name for name, kind in description.items() if isinstance(kind, tf.io.RaggedFeature)]
     return with_shapes(parsed, {name: [None] for name in ragged if not description[name].partitions})
 
-  def _shards_of(self, path: str) -> list[str]:
-    records = _num_records(path)
+  def _cut_file(self, path: str) -> list[str]:
+    records = _count_records(path)
     if self._shard_rows is None:
       return [path]
     groups = np.full(-(-records // self._shard_rows), self._shard_rows)
     groups[-1:] -= groups.sum() - records
-    return shards_of_file(path, groups, self._shard_rows)
+    return name_shards(path, groups, self._shard_rows)
 
   def _find_description(self) -> Mapping[str, Any]:
     first = next(self.all_files())
     if self._given_description is not None:
       description = dict(self._given_description)
     else:
-      found = next((path for path in self.all_files() if _num_records(path)), None)
-      if found is None:
-        raise no_rows(first)
-      first, description = found, _found_description(found)
+      sampled = next((path for path in self.all_files() if _count_records(path)), None)
+      if sampled is None:
+        raise make_no_rows_error(first)
+      first, description = sampled, _infer_description(sampled)
     for name in self._columns or ():
       if name not in description:
         raise AnystepError(
@@ -118,59 +118,59 @@ class ArrayRecordDataSource(FilesSource):
           feature=name,
           expected=f"a feature among {', '.join(sorted(description))}",
           got="none of this name",
-          fix=f"name one of the features that records have, such as {nearest(name, description)}",
+          fix=f"name one of the features that records have, such as {find_nearest(name, description)}",
         )
-    wanted = sorted(description) if self._columns is None else self._columns
-    return {name: description[name] for name in wanted}
+    columns = sorted(description) if self._columns is None else self._columns
+    return {name: description[name] for name in columns}
 
 
-def _found_description(path: str) -> dict[str, Any]:
+def _infer_description(path: str) -> dict[str, Any]:
   """Features of the first records of a file."""
   kinds: dict[str, str] = {}
   counts: dict[str, set[int]] = {}
-  with _opened(path) as reader:
+  with _open_file(path) as reader:
     records = reader.read(0, min(reader.num_records(), _SAMPLED_RECORDS))
   for place, record in enumerate(records):
     try:
       example = tf.train.Example.FromString(record)
     except Exception as error:
-      raise _no_example(path, place, str(error)) from error
+      raise _make_rows_error(path, place, str(error)) from error
     for name, feature in example.features.feature.items():
       # A feature that was not there before is one that had no values.
-      found = counts.setdefault(name, {0} if place else set())
+      value_counts = counts.setdefault(name, {0} if place else set())
       kind = feature.WhichOneof("kind")
       if kind is None:
-        found.add(0)
+        value_counts.add(0)
         continue
       if kinds.setdefault(name, kind) != kind:
-        raise _no_example(path, place, f"{name} is a {kind} here, and a {kinds[name]} before")
-      found.add(len(getattr(feature, kind).value))
+        raise _make_rows_error(path, place, f"{name} is a {kind} here, and a {kinds[name]} before")
+      value_counts.add(len(getattr(feature, kind).value))
     for name in counts.keys() - example.features.feature.keys():
       counts[name].add(0)
-  return {name: _description_of(_DTYPES[kind], counts[name]) for name, kind in kinds.items()}
+  return {name: _choose_form(_DTYPES[kind], counts[name]) for name, kind in kinds.items()}
 
 
-def _description_of(dtype: tf.DType, counts: set[int]) -> Any:
+def _choose_form(dtype: tf.DType, counts: set[int]) -> Any:
   if counts == {1}:
     return tf.io.FixedLenFeature([], dtype)
   return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
 
 
-def _batches(shard: bytes) -> Iterator[np.ndarray]:
-  path, rows = parsed_shard(shard.decode())
-  with _opened(path) as reader:
+def _read_batches(shard: bytes) -> Iterator[np.ndarray]:
+  path, rows = parse_shard(shard.decode())
+  with _open_file(path) as reader:
     start, stop = rows or (0, reader.num_records())
     for first in range(start, stop, DECODED_ROWS):
       yield np.array(reader.read(first, min(first + DECODED_ROWS, stop)), object)
 
 
-def _num_records(path: str) -> int:
-  with _opened(path) as reader:
+def _count_records(path: str) -> int:
+  with _open_file(path) as reader:
     return reader.num_records()
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open_file(path: str) -> Iterator[Any]:
   reader = open_reader(path)
   # A reader of another file says so when it is asked, and raises where it is closed.
   if not reader.ok():
@@ -188,7 +188,7 @@ def _opened(path: str) -> Iterator[Any]:
     reader.close()
 
 
-def _no_example(path: str, place: int, got: str) -> AnystepError:
+def _make_rows_error(path: str, place: int, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
     "file_rows",

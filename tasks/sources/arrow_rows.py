@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.json
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch
 from anystep.files import storage
@@ -39,10 +39,10 @@ _TYPES = ("string", "bool", "int8", "int16", "int32", "int64", "uint8", "float32
 _ROW = re.compile(r"[Rr]ow #?(\d+)")
 
 
-def compression_of(path: str) -> str:
+def find_compression(path: str) -> str:
   """Return the ending of a compressed file's name, `.gz`, `.bz2`, `.zst` or `.lz4`; `""` for other names.
 
-  >>> compression_of("a.jsonl.gz"), compression_of("a.txt.gz-00000-of-00064"), compression_of("a.txt")
+  >>> find_compression("a.jsonl.gz"), find_compression("a.txt.gz-00000-of-00064"), find_compression("a.txt")
   ('.gz', '.gz', '')
   """
   ending = os.path.splitext(_SHARD_NUMBER.sub("", path))[1]
@@ -51,7 +51,7 @@ def compression_of(path: str) -> str:
 
 def open_input(path: str) -> Any:
   """A file's bytes as an Arrow stream, decompressed where its name says how."""
-  codec = COMPRESSIONS.get(compression_of(path))
+  codec = COMPRESSIONS.get(find_compression(path))
   return pa.input_stream(epath.Path(path).open("rb") if storage.is_remote(path) else path, codec)
 
 
@@ -72,7 +72,7 @@ def column_type(column: str, kind: str | pa.DataType) -> pa.DataType:
       feature=column,
       expected=f"one of {', '.join(_TYPES)}, or a pyarrow.DataType",
       got=kind,
-      fix=f"name a type, such as {nearest(kind, _TYPES)}",
+      fix=f"name a type, such as {find_nearest(kind, _TYPES)}",
     ) from error
 
 
@@ -82,29 +82,31 @@ class ArrowRows:
   def __init__(self, path: str, *, columns: Sequence[str] | None):
     self._path = path
     self.group_rows = None
-    with self._opened() as reader:
+    with self._open_reader() as reader:
       schema = reader.schema
       self.features = column_features(schema, path, columns)
       is_file = hasattr(reader, "num_record_batches")
     if is_file:
       # To know how many rows a batch has, some of it has to be read.
-      with self._opened(sorted(schema.names, key=lambda name: _is_costly(schema.field(name)))[:1]) as reader:
+      with self._open_reader(
+        sorted(schema.names, key=lambda name: _is_costly(schema.field(name)))[:1]
+      ) as reader:
         rows = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
       self.group_rows = np.array(rows, np.int64)
 
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[Batch]:
-    with self._opened(list(self.features)) as reader:
+    with self._open_reader(list(self.features)) as reader:
       if self.group_rows is None:
         yield from _decode(reader, self.features, self._path, first_row=0)
         return
-      wanted = list(range(len(self.group_rows)) if groups is None else groups)
-      start = int(self.group_rows[: wanted[0]].sum()) if wanted else 0
-      yield from _decode(map(reader.get_batch, wanted), self.features, self._path, first_row=start)
+      selected_groups = list(range(len(self.group_rows)) if groups is None else groups)
+      start = int(self.group_rows[: selected_groups[0]].sum()) if selected_groups else 0
+      yield from _decode(map(reader.get_batch, selected_groups), self.features, self._path, first_row=start)
 
   @contextlib.contextmanager
-  def _opened(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+  def _open_reader(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """A reader of some columns, or all."""
-    with _file_errors(self._path), _seekable(self._path) as source:
+    with _report_file_errors(self._path), _open_seekable(self._path) as source:
       is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
       open_reader = pa.ipc.open_file if is_file else pa.ipc.open_stream
       source.seek(0)
@@ -135,28 +137,28 @@ class JsonRows:
     if features is not None:
       self.features = features
       return
-    first = next(self._pieces(), None)
+    first = next(self._read_pieces(), None)
     if first is None:
       self.features = {}
       return
-    with _row_errors(path, first_row=0, expected="JSON objects"):
-      found = pa.json.read_json(pa.BufferReader(first), **_json_options(first)).schema
-    self.features = column_features(_plain_schema(found, path, types), path, columns)
+    with _report_row_errors(path, first_row=0, expected="JSON objects"):
+      found = pa.json.read_json(pa.BufferReader(first), **_make_json_options(first)).schema
+    self.features = column_features(_simplify_schema(found, path, types), path, columns)
 
   def batches(self, groups: Iterable[int] | None = None) -> Iterator[Batch]:
     assert groups is None, "rows are not found"
-    schema = _schema_of(self.features)
+    schema = _make_schema(self.features)
     start = 0
-    for piece in self._pieces():
-      options = _json_options(piece, schema=schema, drops_others=self._drops_others)
-      with _row_errors(self._path, first_row=start, expected=_format_features(self.features)):
+    for piece in self._read_pieces():
+      options = _make_json_options(piece, schema=schema, drops_others=self._drops_others)
+      with _report_row_errors(self._path, first_row=start, expected=_format_features(self.features)):
         table = pa.json.read_json(pa.BufferReader(piece), **options)
       yield from _decode([table], self.features, self._path, first_row=start)
       start += len(table)
 
-  def _pieces(self) -> Iterator[bytes]:
+  def _read_pieces(self) -> Iterator[bytes]:
     """The file's bytes in whole lines, some that are not empty at a time."""
-    with _file_errors(self._path), open_input(self._path) as file:
+    with _report_file_errors(self._path), open_input(self._path) as file:
       rest: list[bytes] = []
       for content in itertools.chain(iter(lambda: file.read(_READ_BYTES), b""), [None]):
         lines, end = (b"", b"") if content is None else _split_parts(content)
@@ -196,9 +198,9 @@ class CsvRows:
     if self._is_empty:
       self.features = features or {}
       return
-    with self._opened(None) as reader:
+    with self._open_reader(None) as reader:
       names = reader.schema.names
-      schema = _plain_schema(reader.schema, path, types)
+      schema = _simplify_schema(reader.schema, path, types)
       has_rows = features is not None or bool(next(reader, ()))
     self.features = column_features(schema, path, columns)
     if not has_rows:
@@ -215,9 +217,9 @@ class CsvRows:
     start = 0
     if self._is_empty:
       return
-    with self._opened(_schema_of(self.features)) as reader:
+    with self._open_reader(_make_schema(self.features)) as reader:
       while True:
-        with _row_errors(self._path, first_row=start, expected=_format_features(self.features)):
+        with _report_row_errors(self._path, first_row=start, expected=_format_features(self.features)):
           batch = next(reader, None)
         if batch is None:
           return
@@ -225,7 +227,7 @@ class CsvRows:
         start += len(batch)
 
   @contextlib.contextmanager
-  def _opened(self, schema: pa.Schema | None) -> Iterator[Any]:
+  def _open_reader(self, schema: pa.Schema | None) -> Iterator[Any]:
     options = pa.csv.ConvertOptions(timestamp_parsers=[])
     if schema is not None:
       options = pa.csv.ConvertOptions(
@@ -233,8 +235,8 @@ class CsvRows:
       )
     expected = "as many values in each row" if schema is None else _format_features(self.features)
     with (
-      _file_errors(self._path),
-      _row_errors(self._path, first_row=0, expected=expected),
+      _report_file_errors(self._path),
+      _report_row_errors(self._path, first_row=0, expected=expected),
       open_input(self._path) as file,
       pa.csv.open_csv(
         file,
@@ -257,11 +259,11 @@ def _decode(
 
 def _is_blank(path: str) -> bool:
   """Return whether a file has only line breaks and spaces."""
-  with _file_errors(path), open_input(path) as file:
+  with _report_file_errors(path), open_input(path) as file:
     return not any(content.strip() for content in iter(lambda: file.read(_READ_BYTES), b""))
 
 
-def _seekable(path: str) -> Any:
+def _open_seekable(path: str) -> Any:
   return pa.PythonFile(epath.Path(path).open("rb"), "r") if storage.is_remote(path) else pa.memory_map(path)
 
 
@@ -276,7 +278,7 @@ def _split_parts(content: bytes) -> tuple[bytes, bytes]:
   return content[:end], content[end:]
 
 
-def _json_options(piece: bytes, *, schema: Any = None, drops_others: bool = False) -> dict[str, Any]:
+def _make_json_options(piece: bytes, *, schema: Any = None, drops_others: bool = False) -> dict[str, Any]:
   others = "infer" if schema is None else "ignore" if drops_others else "error"
   return {
     "read_options": pa.json.ReadOptions(use_threads=False, block_size=len(piece) + 1),
@@ -284,7 +286,7 @@ def _json_options(piece: bytes, *, schema: Any = None, drops_others: bool = Fals
   }
 
 
-def _plain_schema(schema: pa.Schema, path: str, types: Mapping[str, Any]) -> pa.Schema:
+def _simplify_schema(schema: pa.Schema, path: str, types: Mapping[str, Any]) -> pa.Schema:
   """A guessed schema with the types that were given; what looks like a date or is always empty is a text.
 
   Raises:
@@ -293,23 +295,23 @@ def _plain_schema(schema: pa.Schema, path: str, types: Mapping[str, Any]) -> pa.
   for name in types:
     if name not in schema.names:
       raise column_missing(path, name, schema.names)
-  return pa.schema([(field.name, types.get(field.name, _plain_type(field.type))) for field in schema])
+  return pa.schema([(field.name, types.get(field.name, _simplify_type(field.type))) for field in schema])
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _simplify_type(kind: pa.DataType) -> pa.DataType:
   if pa.types.is_list(kind):
-    return pa.list_(_plain_type(kind.value_type))
+    return pa.list_(_simplify_type(kind.value_type))
   return pa.string() if pa.types.is_temporal(kind) or pa.types.is_null(kind) else kind
 
 
-def _schema_of(features: Mapping[str, Feature]) -> pa.Schema:
+def _make_schema(features: Mapping[str, Feature]) -> pa.Schema:
   """The schema of which these are the features."""
 
-  def kind_of(feature: Feature) -> pa.DataType:
+  def find_type(feature: Feature) -> pa.DataType:
     kind = pa.large_binary() if feature.dtype == "string" else pa.from_numpy_dtype(feature.numpy_dtype)
     return pa.list_(kind) if feature.shape else kind
 
-  return pa.schema([(name, kind_of(feature)) for name, feature in features.items()])
+  return pa.schema([(name, find_type(feature)) for name, feature in features.items()])
 
 
 def _format_features(features: Mapping[str, Feature]) -> str:
@@ -317,7 +319,7 @@ def _format_features(features: Mapping[str, Feature]) -> str:
 
 
 @contextlib.contextmanager
-def _row_errors(path: str, *, first_row: int, expected: str) -> Iterator[None]:
+def _report_row_errors(path: str, *, first_row: int, expected: str) -> Iterator[None]:
   """Tells of rows that are not of the columns' types, and where."""
   try:
     yield
@@ -336,7 +338,7 @@ def _row_errors(path: str, *, first_row: int, expected: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _file_errors(path: str) -> Iterator[None]:
+def _report_file_errors(path: str) -> Iterator[None]:
   """Tells of files that are not what their names say, or not all of it."""
   try:
     yield

@@ -10,7 +10,7 @@ import tensorflow as tf
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.feature import Feature
 from anystep.records.parquet_rows import open_parquet
-from anystep.tasks.sources.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type, compression_of
+from anystep.tasks.sources.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type, find_compression
 from anystep.tasks.sources.rows_source import FileRows, FilesSource, RowsSource
 
 Patterns = Mapping[str, str | Iterable[str]]
@@ -153,13 +153,13 @@ class TextDataSource(FilesSource):
   def find_shards(self, split: str) -> Sequence[str]:
     files = self.list_files(split)
     for path in () if self._whole_files else files:
-      if compression_of(path) not in ("", ".gz"):
+      if find_compression(path) not in ("", ".gz"):
         raise AnystepError(
           ExitCode.CONFIG,
           "file_compression",
           path=path,
           expected="lines of text, compressed with gzip or not",
-          got=compression_of(path),
+          got=find_compression(path),
           fix="decompress the file, or compress it with gzip",
         )
     return files

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks.sources.huggingface_source import HuggingFaceDataSource
-from anystep.tasks.sources.rows_source import FilesSource, shards_dataset
+from anystep.tasks.sources.rows_source import FilesSource, make_shards_dataset
 
 TRAIN, VALIDATION = "train", "validation"
 # In the name of a shard: behind that of the source's own.
@@ -50,21 +50,21 @@ class HeldOutDataSource(seqio.DataSource):
   def list_shards(self, split: str) -> list[str]:
     """Names of the shards: the source's, with what is held out of each."""
     mark = HELD_OUT_BEFORE if split == TRAIN else "#first="
-    return [f"{name}{mark}{count}" for name, count in self._parts(split)]
+    return [f"{name}{mark}{count}" for name, count in self._deal_examples(split)]
 
   def num_input_examples(self, split: str) -> int | None:
     """Number of examples of a split, if the source knows it."""
     if split == VALIDATION:
       return self._examples
-    known = self._source.num_input_examples(TRAIN)
-    return None if known is None else known - self._examples
+    num_examples = self._source.num_input_examples(TRAIN)
+    return None if num_examples is None else num_examples - self._examples
 
   def get_dataset(
     self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **unused: Any
   ) -> tf.data.Dataset:
     """See `seqio.DataSource.get_dataset`."""
     del unused
-    read = self._reader()
+    read = self._make_reader()
 
     # A graph made of Python's code would hide whose errors they are.
     @tf.autograph.experimental.do_not_convert
@@ -72,7 +72,9 @@ class HeldOutDataSource(seqio.DataSource):
       count = tf.cast(count, tf.int64)
       return read(shard).skip(count) if split == TRAIN else read(shard).take(count)
 
-    return shards_dataset(self._parts(split), part, shuffle=shuffle, seed=seed, shard_info=shard_info)
+    return make_shards_dataset(
+      self._deal_examples(split), part, shuffle=shuffle, seed=seed, shard_info=shard_info
+    )
 
   def described(self) -> dict[str, Any]:
     """Description of the data that is read, for a cache's provenance."""
@@ -82,7 +84,7 @@ class HeldOutDataSource(seqio.DataSource):
       "validation_examples": self._examples,
     }
 
-  def _parts(self, split: str) -> list[tuple[str, int]]:
+  def _deal_examples(self, split: str) -> list[tuple[str, int]]:
     """The source's shards, and how many examples are held out of each: those of validation that has some."""
     shards = self._source.list_shards(TRAIN)
     each, more = divmod(self._examples, len(shards))
@@ -93,20 +95,22 @@ class HeldOutDataSource(seqio.DataSource):
     self._checked(tuple(parts))
     return parts
 
-  def _reader(self) -> Callable[[tf.Tensor], tf.data.Dataset]:
+  def _make_reader(self) -> Callable[[tf.Tensor], tf.data.Dataset]:
     source = self._source
     return source.reader(TRAIN) if isinstance(source, HuggingFaceDataSource) else source.read_shard
 
   def _check(self, parts: Sequence[tuple[str, int]]) -> None:
-    read = self._reader()
+    read = self._make_reader()
     for name, count in parts:
-      found = int(read(tf.constant(name)).take(count).reduce(np.int64(0), lambda number, _: number + 1))
-      if found < count:
+      num_examples = int(
+        read(tf.constant(name)).take(count).reduce(np.int64(0), lambda number, _: number + 1)
+      )
+      if num_examples < count:
         raise AnystepError(
           ExitCode.CONFIG,
           "validation_examples",
           shard=name,
           expected=f"at least {count} examples, its part of {self._examples}",
-          got=found,
+          got=num_examples,
           fix="hold out fewer, or name files of their own with validation=",
         )

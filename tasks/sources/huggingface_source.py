@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest, package_missing
+from anystep.errors import AnystepError, ExitCode, find_nearest, make_package_error, one_line
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch
 from anystep.records.arrow_columns import (
@@ -26,10 +26,10 @@ from anystep.records.arrow_columns import (
 from anystep.tasks.sources.rows_source import (
   SHARD_ROWS,
   check_shard_rows,
-  parsed_shard,
-  rows_dataset,
-  shards_dataset,
-  shards_of_file,
+  make_rows_dataset,
+  make_shards_dataset,
+  name_shards,
+  parse_shard,
 )
 
 # What `save_to_disk` writes beside the data.
@@ -79,7 +79,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     self._streaming = streaming
     self._shard_rows = shard_rows
     self._named_splits = dict(splits) if isinstance(splits, Mapping) else splits and {s: s for s in splits}
-    self._load = functools.cache(self._loaded)
+    self._load = functools.cache(self._load_split)
     self._all_splits = functools.cache(self._find_splits)
     self._features = functools.cache(self._find_features)
     super().__init__(splits=())
@@ -101,7 +101,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     size = len(dataset)
     rows = max(min(self._shard_rows or size, size), 1)
     groups = np.diff([*range(0, size, rows), size])
-    return shards_of_file(split, groups, self._shard_rows)
+    return name_shards(split, groups, self._shard_rows)
 
   def num_input_examples(self, split: str) -> int | None:
     """Number of rows of a split; None when streaming, where it is not known."""
@@ -114,7 +114,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     del unused
     read = self.reader(split)
     shards = self.list_shards(split)
-    return shards_dataset(shards, read, shuffle=shuffle, seed=seed, shard_info=shard_info)
+    return make_shards_dataset(shards, read, shuffle=shuffle, seed=seed, shard_info=shard_info)
 
   def reader(self, split: str) -> Callable[[tf.Tensor], tf.data.Dataset]:
     """Return a function from the name of a split's shard to its dataset."""
@@ -123,7 +123,7 @@ class HuggingFaceDataSource(seqio.DataSource):
     # A graph made of Python's code would hide whose errors they are.
     @tf.autograph.experimental.do_not_convert
     def read(shard: tf.Tensor) -> tf.data.Dataset:
-      return rows_dataset(batches, shard, features=features)
+      return make_rows_dataset(batches, shard, features=features)
 
     return read
 
@@ -132,11 +132,13 @@ class HuggingFaceDataSource(seqio.DataSource):
     local = epath.Path(self._path).exists()
     options = {name: self._options[name] for name in ("name", "revision")}
     facts = {"columns": self._columns, "streaming": self._streaming, "shard_rows": self._shard_rows}
-    splits = {split: {"asked": self._asked(split), **self._size(split)} for split in self.splits}
+    splits = {
+      split: {"asked": self._find_dataset_split(split), **self._measure_split(split)} for split in self.splits
+    }
     path = epath.Path(self._path).name if local else self._path
     return {"path": path, **options, **facts, "splits": splits}
 
-  def _size(self, split: str) -> dict[str, int]:
+  def _measure_split(self, split: str) -> dict[str, int]:
     """Size of the data, if it is known: it shows that data of one name changed."""
     if self._streaming:
       return {}
@@ -149,7 +151,7 @@ class HuggingFaceDataSource(seqio.DataSource):
       number, _, of = shard.rpartition("-of-")
       dataset = dataset.shard(num_shards=int(of), index=int(number.rpartition("-")[2]))
     else:
-      rows = parsed_shard(shard)[1]
+      rows = parse_shard(shard)[1]
       start, stop = rows or (0, len(dataset))
       dataset = dataset.select(range(start, stop))
     for table in dataset.with_format("arrow").iter(DECODED_ROWS):
@@ -168,46 +170,46 @@ class HuggingFaceDataSource(seqio.DataSource):
 
   def _find_splits(self) -> tuple[str, ...]:
     if is_saved_dataset(self._path):
-      from_disk = self._from_disk()
+      from_disk = self._read_from_disk()
       return tuple(from_disk) if isinstance(from_disk, dict) else ("train",)
     package = huggingface_datasets()
     with _report_failures(self._path):
       names = package.get_dataset_split_names(
-        self._path, self._options["name"], **self._given("data_files", "revision")
+        self._path, self._options["name"], **self._select_options("data_files", "revision")
       )
     return tuple(names)
 
-  def _loaded(self, split: str) -> Any:
-    asked = self._asked(split)
+  def _load_split(self, split: str) -> Any:
+    requested_split = self._find_dataset_split(split)
     if is_saved_dataset(self._path):
-      from_disk = self._from_disk()
-      dataset = from_disk.get(asked) if isinstance(from_disk, dict) else from_disk
+      from_disk = self._read_from_disk()
+      dataset = from_disk.get(requested_split) if isinstance(from_disk, dict) else from_disk
       if dataset is None or split not in self.splits:
-        raise self._split_unknown(split, tuple(from_disk) if isinstance(from_disk, dict) else ("train",))
-      return self._with_columns(dataset)
+        raise self._make_split_error(split, tuple(from_disk) if isinstance(from_disk, dict) else ("train",))
+      return self._select_columns(dataset)
     if self._named_splits is None and split not in self.splits:
-      raise self._split_unknown(split, self.splits)
+      raise self._make_split_error(split, self.splits)
     package = huggingface_datasets()
-    options = self._given("name", "data_files", "revision")
+    options = self._select_options("name", "data_files", "revision")
     with _report_failures(self._path):
-      return self._with_columns(
-        package.load_dataset(self._path, split=asked, streaming=self._streaming, **options)
+      return self._select_columns(
+        package.load_dataset(self._path, split=requested_split, streaming=self._streaming, **options)
       )
 
-  def _asked(self, split: str) -> str:
+  def _find_dataset_split(self, split: str) -> str:
     """Name of a split in `datasets`, or of the split that it is made from."""
     return (self._named_splits or {}).get(split, split)
 
-  def _with_columns(self, dataset: Any) -> Any:
+  def _select_columns(self, dataset: Any) -> Any:
     """The dataset without columns that nobody reads, where it has all that are read."""
     if self._columns is None or not set(self._columns) <= set(dataset.column_names or ()):
       return dataset
     return dataset.select_columns(self._columns)
 
-  def _given(self, *names: str) -> dict[str, Any]:
+  def _select_options(self, *names: str) -> dict[str, Any]:
     return {name: self._options[name] for name in names if self._options[name] is not None}
 
-  def _from_disk(self) -> Any:
+  def _read_from_disk(self) -> Any:
     package = huggingface_datasets()
     with _report_failures(self._path):
       dataset = package.load_from_disk(self._path)
@@ -217,14 +219,14 @@ class HuggingFaceDataSource(seqio.DataSource):
       return streams if isinstance(dataset, dict) else streams["train"]
     return dataset
 
-  def _split_unknown(self, split: str, known: Sequence[str]) -> AnystepError:
+  def _make_split_error(self, split: str, known: Sequence[str]) -> AnystepError:
     return AnystepError(
       ExitCode.USAGE,
       "split_unknown",
       path=self._path,
       expected=f"one of {', '.join(known)}",
       got=split,
-      fix=f"name a split that the dataset has, such as {nearest(split, known)}",
+      fix=f"name a split that the dataset has, such as {find_nearest(split, known)}",
     )
 
 
@@ -242,7 +244,7 @@ def huggingface_datasets() -> ModuleType:
   try:
     import datasets
   except ModuleNotFoundError as error:
-    raise package_missing(
+    raise make_package_error(
       error, expected="Hugging Face datasets", package="'anystep[huggingface]'"
     ) from error
   return datasets
@@ -256,12 +258,11 @@ def _report_failures(path: str) -> Iterator[None]:
   # Its own errors and those of a format's library have no common class, and some hide what was wrong.
   except Exception as error:
     cause = error.__cause__ or error
-    said = "no rows" if isinstance(cause, StopIteration) else f"{type(cause).__name__}: {cause}"
     raise AnystepError(
       ExitCode.NO_INPUT,
       "dataset_missing",
       path=path,
       expected="a dataset that can be loaded: a directory of save_to_disk, of files, or a name on the hub",
-      got=" ".join(said.split()),
+      got="no rows" if isinstance(cause, StopIteration) else one_line(cause),
       fix="correct the path or name, or see to the network; what was downloaded loads with HF_HUB_OFFLINE=1",
     ) from error

@@ -13,7 +13,7 @@ from anystep.tasks.sources.rows_source import FilesSource
 
 def random_access(source: seqio.DataSource) -> bool:
   """Return whether training can read a source's files as they are (layout `as_is`); opens no file."""
-  return _container(source) is not None
+  return _find_container(source) is not None
 
 
 def files_as_is(source: seqio.DataSource) -> tuple[str, dict[str, list[str]]] | None:
@@ -28,7 +28,7 @@ def files_as_is(source: seqio.DataSource) -> tuple[str, dict[str, list[str]]] | 
   Raises:
     AnystepError: 66 `files_missing`.
   """
-  container = _container(source)
+  container = _find_container(source)
   if container is None:
     return None
   return container, {split: files_of(source, split) for split in source.splits}
@@ -43,7 +43,7 @@ def files_of(source: seqio.FileDataSource, split: str) -> list[str]:
   return list(source.list_files(split) if isinstance(source, FilesSource) else source.list_shards(split))
 
 
-def _container(source: seqio.DataSource) -> str | None:
+def _find_container(source: seqio.DataSource) -> str | None:
   if isinstance(source, ParquetDataSource):
     return containers.PARQUET
   if isinstance(source, ArrayRecordDataSource):

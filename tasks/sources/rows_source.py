@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.feature import Feature
 from anystep.features.ragged import Batch, Ragged
 from anystep.files import storage
@@ -86,13 +86,13 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
     patterns = self._split_to_filepattern[split]
     files = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-      found = seqio.utils.list_files(str(pattern))
-      if not found or (not glob.has_magic(str(pattern)) and not epath.Path(pattern).exists()):
-        raise _files_missing(split, str(pattern))
-      for path in found if not storage.is_remote(str(pattern)) else ():
+      paths = seqio.utils.list_files(str(pattern))
+      if not paths or (not glob.has_magic(str(pattern)) and not epath.Path(pattern).exists()):
+        raise _make_missing_error(split, str(pattern))
+      for path in paths if not storage.is_remote(str(pattern)) else ():
         if os.path.isdir(path):
-          raise _is_folder(split, str(pattern), path)
-      files += found
+          raise _make_folder_error(split, str(pattern), path)
+      files += paths
     return files
 
   def all_files(self) -> Iterator[str]:
@@ -105,7 +105,7 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
 
   def described(self) -> dict[str, Any]:
     """Description of the data that is read, for a cache's provenance, without the files' location."""
-    return {"files": {split: [_name_and_size(p) for p in self.list_files(split)] for split in self.splits}}
+    return {"files": {split: [_describe_file(p) for p in self.list_files(split)] for split in self.splits}}
 
 
 class RowsSource(FilesSource):
@@ -158,9 +158,9 @@ class RowsSource(FilesSource):
 
   def num_input_examples(self, split: str) -> int | None:
     """Number of rows of a split, if it was given or files state it without being read."""
-    known = super().num_input_examples(split)
-    if known is not None:
-      return known
+    num_given = super().num_input_examples(split)
+    if num_given is not None:
+      return num_given
     total = 0
     for path in self.list_files(split):
       rows = self.open_rows(path, self.features).group_rows
@@ -175,7 +175,7 @@ class RowsSource(FilesSource):
   # A graph made of Python's code would hide whose errors they are.
   @tf.autograph.experimental.do_not_convert
   def read_shard(self, shard: tf.Tensor) -> tf.data.Dataset:
-    return rows_dataset(self.shard_batches, shard, features=self.features)
+    return make_rows_dataset(self.shard_batches, shard, features=self.features)
 
   def shard_batches(self, shard: str, features: Mapping[str, Feature]) -> Iterator[Batch]:
     """The rows of a shard in batches, as numpy.
@@ -183,7 +183,7 @@ class RowsSource(FilesSource):
     Raises:
       AnystepError: 78 `files_differ`; as `open_rows`.
     """
-    path, rows_range = parsed_shard(shard)
+    path, rows_range = parse_shard(shard)
     rows = self.open_rows(path, features)
     check_same_columns(path, rows.features, expected=features)
     if rows_range is None:
@@ -198,7 +198,7 @@ class RowsSource(FilesSource):
       features = self.open_rows(path).features
       if features:
         return features
-    raise no_rows(next(self.all_files()))
+    raise make_no_rows_error(next(self.all_files()))
 
   def find_shards(self, split: str) -> Sequence[str]:
     files = self.list_files(split)
@@ -206,16 +206,16 @@ class RowsSource(FilesSource):
     if self._shard_rows is None:
       return files
     with concurrent.futures.ThreadPoolExecutor(_OPENED_FILES) as pool:
-      shards = pool.map(functools.partial(self._shards_of, features=features), files)
+      shards = pool.map(functools.partial(self._cut_file, features=features), files)
       return [name for names in shards for name in names]
 
-  def _shards_of(self, path: str, features: Mapping[str, Feature]) -> list[str]:
+  def _cut_file(self, path: str, features: Mapping[str, Feature]) -> list[str]:
     rows = self.open_rows(path, features)
     check_same_columns(path, rows.features, expected=features)
-    return [path] if rows.group_rows is None else shards_of_file(path, rows.group_rows, self._shard_rows)
+    return [path] if rows.group_rows is None else name_shards(path, rows.group_rows, self._shard_rows)
 
 
-def rows_dataset(
+def make_rows_dataset(
   batches: Callable[[str, Mapping[str, Feature]], Iterator[Batch]],
   shard: tf.Tensor,
   *,
@@ -231,9 +231,9 @@ def rows_dataset(
 
   def tensors(name: bytes) -> Iterator[dict[str, tf.Tensor]]:
     for batch in batches(name.decode(), features):
-      yield to_tensors({name: _dense(column, features[name]) for name, column in batch.items()})
+      yield to_tensors({name: _make_dense(column, features[name]) for name, column in batch.items()})
 
-  signature = {name: _spec(feature) for name, feature in features.items()}
+  signature = {name: _make_spec(feature) for name, feature in features.items()}
   dataset = tf.data.Dataset.from_generator(tensors, output_signature=signature, args=[shard])
   rows = dataset.prefetch(1).unbatch()
   ragged = {name: feature.shape for name, feature in features.items() if None in feature.shape}
@@ -250,7 +250,7 @@ def with_shapes(dataset: tf.data.Dataset, shapes: Mapping[str, Sequence[int | No
   )
 
 
-def shards_dataset(
+def make_shards_dataset(
   shards: Sequence[Any],
   read: Callable[..., tf.data.Dataset],
   *,
@@ -276,12 +276,12 @@ def shards_dataset(
   return dataset.interleave(read, cycle_length=16, block_length=16, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def shards_of_file(path: str, group_rows: np.ndarray, shard_rows: int | None) -> list[str]:
+def name_shards(path: str, group_rows: np.ndarray, shard_rows: int | None) -> list[str]:
   """Names of a file's shards: whole groups of rows, as few as have `shard_rows` together.
 
-  >>> shards_of_file("a.parquet", np.array([40, 40, 40]), 50)
+  >>> name_shards("a.parquet", np.array([40, 40, 40]), 50)
   ['a.parquet#rows=0:80', 'a.parquet#rows=80:120']
-  >>> shards_of_file("a.parquet", np.array([40, 40, 40]), 120)
+  >>> name_shards("a.parquet", np.array([40, 40, 40]), 120)
   ['a.parquet']
   """
   stops = np.cumsum(group_rows).tolist()
@@ -294,10 +294,10 @@ def shards_of_file(path: str, group_rows: np.ndarray, shard_rows: int | None) ->
   return [f"{path}#rows={start}:{stop}" for start, stop in itertools.pairwise(bounds)]
 
 
-def parsed_shard(shard: str) -> tuple[str, tuple[int, int] | None]:
+def parse_shard(shard: str) -> tuple[str, tuple[int, int] | None]:
   """The file of a shard, and which rows of it; None for all.
 
-  >>> parsed_shard("a.parquet#rows=0:80")
+  >>> parse_shard("a.parquet#rows=0:80")
   ('a.parquet', (0, 80))
   """
   match = _RANGE.match(shard)
@@ -310,7 +310,7 @@ def check_shard_rows(shard_rows: int | None) -> None:
     raise ValueError(f"shard_rows is {shard_rows}, and has to be at least 1")
 
 
-def _spec(feature: Feature) -> tf.TypeSpec:
+def _make_spec(feature: Feature) -> tf.TypeSpec:
   """TensorFlow's spec of some rows of a column."""
   dtype, shape = tf.as_dtype(feature.dtype), [None, *feature.shape]
   if None in feature.shape:
@@ -318,18 +318,18 @@ def _spec(feature: Feature) -> tf.TypeSpec:
   return tf.TensorSpec(shape, dtype)
 
 
-def _dense(column: Ragged | np.ndarray, feature: Feature) -> Ragged | np.ndarray:
+def _make_dense(column: Ragged | np.ndarray, feature: Feature) -> Ragged | np.ndarray:
   """A column of lists that are all of one length as an array."""
   if not isinstance(column, Ragged) or None in feature.shape:
     return column
   return column.values.reshape(len(column), *feature.shape)
 
 
-def _name_and_size(path: str) -> list[Any]:
+def _describe_file(path: str) -> list[Any]:
   return [os.path.basename(path), epath.Path(path).stat().length]
 
 
-def no_rows(path: object) -> AnystepError:
+def make_no_rows_error(path: object) -> AnystepError:
   """The error where rows would have to say what columns there are, and there are none."""
   return AnystepError(
     ExitCode.NO_INPUT,
@@ -341,7 +341,7 @@ def no_rows(path: object) -> AnystepError:
   )
 
 
-def _is_folder(split: str, pattern: str, path: str) -> AnystepError:
+def _make_folder_error(split: str, pattern: str, path: str) -> AnystepError:
   return AnystepError(
     ExitCode.NO_INPUT,
     "files_missing",
@@ -353,11 +353,17 @@ def _is_folder(split: str, pattern: str, path: str) -> AnystepError:
   )
 
 
-def _files_missing(split: str, pattern: str) -> AnystepError:
+def _make_missing_error(split: str, pattern: str) -> AnystepError:
   folder = epath.Path(os.path.dirname(pattern) or ".")
-  there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
-  got = "no such folder" if there is None else f"{len(there)} others" if there else "an empty folder"
-  near = nearest(os.path.basename(pattern), there or ())
+  file_names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
+  got = (
+    "no such folder"
+    if file_names is None
+    else f"{len(file_names)} others"
+    if file_names
+    else "an empty folder"
+  )
+  near = find_nearest(os.path.basename(pattern), file_names or ())
   return AnystepError(
     ExitCode.NO_INPUT,
     "files_missing",

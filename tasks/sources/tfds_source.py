@@ -45,10 +45,10 @@ class TfdsSource(seqio.TfdsDataSource):
 
   def _check(self) -> None:
     if not self.tfds_dataset.info.splits:
-      raise _dataset_missing(self)
+      raise _make_missing_error(self)
 
 
-def splits_of(task: seqio.Task) -> list[str]:
+def list_splits(task: seqio.Task) -> list[str]:
   """A task's splits: SeqIO finds those of a dataset of TensorFlow Datasets on disk.
 
   Raises:
@@ -59,10 +59,10 @@ def splits_of(task: seqio.Task) -> list[str]:
   except ValueError as error:
     if not isinstance(task.source, seqio.TfdsDataSource):
       raise
-    raise _dataset_missing(task.source) from error
+    raise _make_missing_error(task.source) from error
 
 
-def _dataset_missing(source: seqio.TfdsDataSource) -> AnystepError:
+def _make_missing_error(source: seqio.TfdsDataSource) -> AnystepError:
   loader = source.tfds_dataset
   dataset = str(loader.name).partition(":")[0]
   return AnystepError(

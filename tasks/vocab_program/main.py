@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.limits import MAX_COUNT
@@ -29,7 +29,7 @@ from anystep.tasks.vocab_program.training import (
   Coverage,
   TrainedModel,
   TrainingOptions,
-  processor_of,
+  load_processor,
   train_model,
 )
 from anystep.tasks.vocabularies.decoding import escape_unprintable
@@ -42,7 +42,7 @@ _MAX_PIECES = 1 << 24
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the arguments name; returns the exit status."""
-  arguments = _parser().parse_args(argv)
+  arguments = _make_parser().parse_args(argv)
   arguments.run(arguments)
   return 0
 
@@ -53,7 +53,7 @@ def run() -> None:
   run_program(lambda: main(sys.argv[1:]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
   parser = Parser(prog="anystep-vocab", description=__doc__, allow_abbrev=False)
   commands = parser.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
   text = "train a SentencePiece model on a task's text, or on files, and print how well it covers them"
@@ -69,15 +69,18 @@ def _parser() -> argparse.ArgumentParser:
   text = "of the task, may be repeated; default all output features that are text"
   train.add_argument("--feature", action="append", help=text)
   train.add_argument(
-    "--size", type=_whole(4, _MAX_PIECES), required=True, help="pieces, with padding, end and unknown"
+    "--size",
+    type=_make_count_parser(4, _MAX_PIECES),
+    required=True,
+    help="pieces, with padding, end and unknown",
   )
   train.add_argument("--model_type", choices=MODEL_TYPES, default="unigram", help="default unigram")
   text = "share of the text's characters that get pieces; default 0.9995"
-  train.add_argument("--character_coverage", type=_share, default=0.9995, metavar="SHARE", help=text)
+  train.add_argument("--character_coverage", type=_parse_share, default=0.9995, metavar="SHARE", help=text)
   text = "rare characters become bytes, in place of unknown; the size holds 256 pieces for them"
   train.add_argument("--byte_fallback", action="store_true", help=text)
   text = "read at most so many, an equal number of each source shard; default 200000"
-  train.add_argument("--max_examples", type=_whole(1), default=200_000, metavar="N", help=text)
+  train.add_argument("--max_examples", type=_make_count_parser(1), default=200_000, metavar="N", help=text)
   train.add_argument("--output", required=True, metavar="FILE", help="the model's file")
   train.add_argument("--overwrite", action="store_true", help="replace the file that is there")
   text = "print a vocabulary's size and special ids, and how it encodes a text"
@@ -91,16 +94,18 @@ def _parser() -> argparse.ArgumentParser:
 def _train(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
   if arguments.files is not None and (arguments.feature or arguments.module_import):
-    raise _usage("--feature or --module_import with --files", "leave them out: they are for --task")
+    raise _make_usage_error(
+      "--feature or --module_import with --files", "leave them out: they are for --task"
+    )
   options = TrainingOptions(
     size=arguments.size,
     model_type=arguments.model_type,
     character_coverage=arguments.character_coverage,
     byte_fallback=arguments.byte_fallback,
   )
-  examples = _lines(arguments) if arguments.files is not None else _task_texts(arguments)
+  examples = _read_files(arguments) if arguments.files is not None else _read_task_texts(arguments)
   begin_seconds = time.monotonic()
-  trained = _watch(examples, options)
+  trained = _train_with_progress(examples, options)
   seconds = time.monotonic() - begin_seconds
   coverage = Coverage.of(trained.content, trained.held_out or trained.first_texts)
   storage.put(arguments.output, trained.content)
@@ -112,7 +117,7 @@ def _train(arguments: argparse.Namespace) -> None:
   print(*(f"  {line}" for line in coverage.lines()), sep="\n")
 
 
-def _watch(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
+def _train_with_progress(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedModel:
   """A model trained on texts, with a bar while they are read, and one while it is made of them."""
   with contextlib.ExitStack() as training:
 
@@ -121,13 +126,13 @@ def _watch(examples: Iterator[list[str]], options: TrainingOptions) -> TrainedMo
         for number, of_example in enumerate(examples, start=1):
           yield from of_example
           progress.update(number)
-      training.enter_context(_at_work(options))
+      training.enter_context(_show_training(options))
 
     return train_model(texts(), options)
 
 
 @contextlib.contextmanager
-def _at_work(options: TrainingOptions) -> Iterator[None]:
+def _show_training(options: TrainingOptions) -> Iterator[None]:
   """Shows how long SentencePiece has been training; how far it is, it does not say."""
   done = threading.Event()
   with Progress("train", total=options.size, unit="pieces") as progress:
@@ -146,16 +151,16 @@ def _at_work(options: TrainingOptions) -> Iterator[None]:
     progress.update(options.size)
 
 
-def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
+def _read_task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
   start_tensorflow()
   with quiet_stderr():
     from anystep.tasks.registry.named_tasks import find_task
-    from anystep.tasks.vocab_program.task_texts import task_texts
+    from anystep.tasks.vocab_program.task_texts import read_task_texts
   import_modules(arguments.module_import)
   fix = "correct the name, or name the module that registers it with --module_import"
-  return task_texts(
+  return read_task_texts(
     find_task(arguments.task, fix=fix),
     arguments.split,
     features=arguments.feature,
@@ -163,7 +168,7 @@ def _task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
   )
 
 
-def _lines(arguments: argparse.Namespace) -> Iterator[list[str]]:
+def _read_files(arguments: argparse.Namespace) -> Iterator[list[str]]:
   paths = [path for path in sorted(glob.glob(arguments.files, recursive=True)) if _may_end(path)]
   if not paths:
     raise AnystepError(
@@ -194,7 +199,7 @@ def _show(arguments: argparse.Namespace) -> None:
   try:
     content = read_file(arguments.file, limit_bytes=_MAX_FILE_BYTES)
   except ValueError as error:
-    raise _invalid(arguments.file, error) from error
+    raise _make_invalid_error(arguments.file, one_line(error)) from error
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -204,19 +209,19 @@ def _show(arguments: argparse.Namespace) -> None:
       got=error.strerror,
       fix="name the file of a vocabulary",
     ) from error
-  lines = _tokenizer_lines if content.lstrip()[:1] == b"{" else _model_lines
+  lines = _describe_tokenizer if content.lstrip()[:1] == b"{" else _describe_model
   print(*lines(arguments.file, content, arguments.text), sep="\n")
   print(f"sha256: {hashlib.sha256(content).hexdigest()}")
 
 
-def _model_lines(path: str, content: bytes, text: str) -> list[str]:
+def _describe_model(path: str, content: bytes, text: str) -> list[str]:
   try:
-    processor = processor_of(content)
+    processor = load_processor(content)
   except RuntimeError as error:
-    raise _invalid(path, error) from error
+    raise _make_invalid_error(path, one_line(error)) from error
   size = processor.get_piece_size()
   if not size:
-    raise _invalid(path, "no pieces")
+    raise _make_invalid_error(path, "no pieces")
   special = {
     "padding": processor.pad_id(),
     "end": processor.eos_id(),
@@ -227,10 +232,10 @@ def _model_lines(path: str, content: bytes, text: str) -> list[str]:
   lines = [f"SentencePiece model, {size:,} pieces", f"ids: {ids}"]
   if special["padding"] != 0:
     lines.append("SeqIO takes id 0 for padding: train the model with pad_id=0, eos_id=1, unk_id=2")
-  return lines + _encoding(processor.encode_as_pieces(text), processor.encode_as_ids(text))
+  return lines + _format_encoding(processor.encode_as_pieces(text), processor.encode_as_ids(text))
 
 
-def _tokenizer_lines(path: str, content: bytes, text: str) -> list[str]:
+def _describe_tokenizer(path: str, content: bytes, text: str) -> list[str]:
   # As a vocabulary reads it; of special tokens the file alone does not say which is which.
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
@@ -244,31 +249,31 @@ def _tokenizer_lines(path: str, content: bytes, text: str) -> list[str]:
     f"tokenizer.json ({type(tokenizer.model).__name__}), {tokenizer.get_vocab_size():,} tokens",
     f"added: {', '.join(f'{name} {token}' for token, name in special[:20]) or 'none'}"
     + (f", … {len(special):,} in all" if len(special) > 20 else ""),
-    *_encoding(encoding.tokens, encoding.ids),
+    *_format_encoding(encoding.tokens, encoding.ids),
   ]
 
 
-def _encoding(tokens: Sequence[str], ids: Sequence[int]) -> list[str]:
-  shown = " ".join(f"{escape_unprintable(token)}={number}" for token, number in zip(tokens, ids, strict=True))
-  return [f"{len(ids)} tokens: {shown}"]
+def _format_encoding(tokens: Sequence[str], ids: Sequence[int]) -> list[str]:
+  pairs = " ".join(f"{escape_unprintable(token)}={number}" for token, number in zip(tokens, ids, strict=True))
+  return [f"{len(ids)} tokens: {pairs}"]
 
 
-def _invalid(path: str, error: object) -> AnystepError:
+def _make_invalid_error(path: str, got: str) -> AnystepError:
   return AnystepError(
     ExitCode.DATA,
     "vocabulary_invalid",
     path=path,
     expected="a SentencePiece model or a tokenizer.json",
-    got=str(error).partition("\n")[0],
+    got=got,
     fix="restore the file: it may be cut short, or a Git LFS pointer",
   )
 
 
-def _usage(got: str, fix: str) -> AnystepError:
+def _make_usage_error(got: str, fix: str) -> AnystepError:
   return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-vocab --help lists them")
 
 
-def _whole(least: int, most: int = MAX_COUNT) -> Any:
+def _make_count_parser(least: int, most: int = MAX_COUNT) -> Any:
   def parse(text: str) -> int:
     # Python reads no number of thousands of digits.
     if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
@@ -278,7 +283,7 @@ def _whole(least: int, most: int = MAX_COUNT) -> Any:
   return parse
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
   try:
     share = float(text)
   except ValueError:

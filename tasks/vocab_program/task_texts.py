@@ -10,13 +10,13 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.order.permutation import preprocess_seed
 
 _TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
-def task_texts(
+def read_task_texts(
   task: seqio.Task, split: str, *, features: Sequence[str] | None = None, max_examples: int | None = None
 ) -> Iterator[list[str]]:
   """The texts of each example of a split, as they come to `seqio.preprocessors.tokenize`.
@@ -45,18 +45,18 @@ def task_texts(
     )
   shards = task.source.list_shards(split)
   quota = None if max_examples is None else -(-max_examples // max(len(shards), 1))
-  done = 0
+  num_done = 0
   before = _remove_tokenize(task)
   for number, shard in enumerate(shards):
-    if done == max_examples:
+    if num_done == max_examples:
       return
     try:
-      dataset = _shard_dataset(before, split, number, len(shards))
-      names = _text_features(task, dataset.element_spec, features)
-      kept = dataset.map(functools.partial(_select, names=names)).prefetch(tf.data.AUTOTUNE)
-      count = -1 if max_examples is None or quota is None else min(quota, max_examples - done)
-      for example in kept.take(count).as_numpy_iterator():
-        done += 1
+      dataset = _make_shard_dataset(before, split, number, len(shards))
+      names = _choose_features(task, dataset.element_spec, features)
+      texts = dataset.map(functools.partial(_select, names=names)).prefetch(tf.data.AUTOTUNE)
+      count = -1 if max_examples is None or quota is None else min(quota, max_examples - num_done)
+      for example in texts.take(count).as_numpy_iterator():
+        num_done += 1
         yield [text for name in names for text in _decode(example[name])]
     except AnystepError:
       raise
@@ -99,7 +99,7 @@ def _unwrap(step: Callable) -> Callable:
   return step
 
 
-def _shard_dataset(task: seqio.Task, split: str, number: int, num_shards: int) -> tf.data.Dataset:
+def _make_shard_dataset(task: seqio.Task, split: str, number: int, num_shards: int) -> tf.data.Dataset:
   seed = preprocess_seed(task.name, split, 0, number)
   tf.random.set_seed(0)
   dataset = task.source.get_dataset(
@@ -111,7 +111,7 @@ def _shard_dataset(task: seqio.Task, split: str, number: int, num_shards: int) -
   return task.preprocess_postcache(dataset, sequence_length=None, seed=seed)
 
 
-def _text_features(task: seqio.Task, spec: Any, features: Sequence[str] | None) -> list[str]:
+def _choose_features(task: seqio.Task, spec: Any, features: Sequence[str] | None) -> list[str]:
   texts = [name for name, feature in spec.items() if getattr(feature, "dtype", None) == tf.string]
   if features is None:
     features = [name for name in task.output_features if name in texts]
@@ -121,7 +121,7 @@ def _text_features(task: seqio.Task, spec: Any, features: Sequence[str] | None) 
         ExitCode.USAGE,
         "feature_unknown",
         task=task.name,
-        expected=nearest(name, texts) or "a feature of text, of which there is none before tokenize",
+        expected=find_nearest(name, texts) or "a feature of text, of which there is none before tokenize",
         got=name if features else "no output feature that is text before tokenize",
         fix="name one with --feature",
       )

@@ -63,7 +63,7 @@ class Coverage:
   @classmethod
   def of(cls, model: bytes, texts: Iterable[str]) -> Coverage:
     """Encodes texts with a serialized model and counts."""
-    processor = processor_of(model)
+    processor = load_processor(model)
     counts = dict.fromkeys((field.name for field in dataclasses.fields(cls)), 0)
     for text in texts:
       counts["text_bytes"] += len(text.encode())
@@ -141,7 +141,7 @@ def train_model(texts: Iterable[str], options: TrainingOptions) -> TrainedModel:
         else:
           if next(trained) < _HELD_OUT_PERIOD:
             first_texts.append(text)
-          yield from pieces_of(text)
+          yield from cut_lines(text)
     except BaseException as error:
       # SentencePiece would make a text of it.
       failures.append(error)
@@ -164,7 +164,7 @@ def train_model(texts: Iterable[str], options: TrainingOptions) -> TrainedModel:
       minloglevel=2,
     )
   except RuntimeError as error:
-    refused = _refusal(str(error), options)
+    refused = _explain_refusal(str(error), options)
     if refused is not None and not failures:
       raise refused from error
     if not failures:
@@ -176,17 +176,17 @@ def train_model(texts: Iterable[str], options: TrainingOptions) -> TrainedModel:
   )
 
 
-def processor_of(model: bytes) -> Any:
+def load_processor(model: bytes) -> Any:
   """Return the `sentencepiece.SentencePieceProcessor` of a serialized model."""
   import sentencepiece
 
   return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
-def pieces_of(text: str) -> Iterator[str]:
+def cut_lines(text: str) -> Iterator[str]:
   """A text's lines, cut after a space or, within words, anywhere, to at most 4,096 bytes each.
 
-  >>> list(pieces_of("a line\\n\\nanother"))
+  >>> list(cut_lines("a line\\n\\nanother"))
   ['a line', 'another']
   """
   for line in text.splitlines():
@@ -194,21 +194,21 @@ def pieces_of(text: str) -> Iterator[str]:
     while len(rest) > _PIECE_BYTES:
       head = rest[:_PIECE_BYTES]
       # Never within a character: continuation bytes are 10xxxxxx.
-      stop = head.rfind(b" ") + 1 or _last_start(rest)
+      stop = head.rfind(b" ") + 1 or _find_last_start(rest)
       yield rest[:stop].decode()
       rest = rest[stop:]
     if rest:
       yield rest.decode()
 
 
-def _last_start(content: bytes) -> int:
+def _find_last_start(content: bytes) -> int:
   stop = _PIECE_BYTES
   while content[stop] & 0xC0 == 0x80:
     stop -= 1
   return stop
 
 
-def _refusal(message: str, options: TrainingOptions) -> AnystepError | None:
+def _explain_refusal(message: str, options: TrainingOptions) -> AnystepError | None:
   """The error for texts that no such model can be made of; None where something else is wrong."""
   if "sentences_.empty()" in message:
     return AnystepError(

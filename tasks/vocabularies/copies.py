@@ -35,13 +35,13 @@ def get_file(vocabulary: seqio.Vocabulary) -> str | None:
   return seqio_internals.model_file(vocabulary)
 
 
-def vocabulary_digests(task: seqio.Task) -> dict[str, str]:
+def hash_vocabularies(task: seqio.Task) -> dict[str, str]:
   """Return the sha256 of each vocabulary's file, by output feature.
 
   Raises:
     AnystepError: 66 `vocabulary_missing`.
   """
-  return {name: _sha256(read_content(file)) for name, file in _files(task).items()}
+  return {name: _sha256(read_content(file)) for name, file in _list_files(task).items()}
 
 
 def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Manifest]) -> None:
@@ -58,7 +58,7 @@ def keep_copies(task: seqio.Task, directory: epath.Path, manifests: Iterable[Man
   }
   for feature, sha256 in sha256_by_feature.items():
     vocabulary = task.output_features[feature].vocabulary
-    content = read_content(_files(task)[feature])
+    content = read_content(_list_files(task)[feature])
     path = names.vocabulary_path(directory, sha256)
     if _sha256(content) == sha256 and not (path.exists() and path.read_bytes() == content):
       path.parent.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def use_copies(task: seqio.Task, cache: Cache) -> None:
   Raises:
     AnystepError: 65 `file_missing`, `file_changed` if the copy itself is.
   """
-  for feature, file in _files(task).items():
+  for feature, file in _list_files(task).items():
     sha256 = cache.vocabularies.get(feature)
     if sha256 is None or is_there(file):
       continue
@@ -160,7 +160,7 @@ def _is_made_of(vocabulary: seqio.Vocabulary, path: epath.Path) -> bool:
   return describe(of_copy) == describe(vocabulary)
 
 
-def _files(task: seqio.Task) -> dict[str, str]:
+def _list_files(task: seqio.Task) -> dict[str, str]:
   files = {name: get_file(feature.vocabulary) for name, feature in task.output_features.items()}
   return {name: file for name, file in files.items() if file is not None}
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.tasks import seqio_internals
 
@@ -50,16 +50,16 @@ def find_file(path: str | os.PathLike[str]) -> str:
     AnystepError: 66 `vocabulary_missing`.
   """
   name = os.fspath(path)
-  place = _stand_ins.get(name, name)
-  problem = explain_missing(place)
+  readable_path = _stand_ins.get(name, name)
+  problem = explain_missing(readable_path)
   if problem is None:
-    return place
-  stands_in = {} if place == name else {"in_place_of": name}
+    return readable_path
+  fields = {} if readable_path == name else {"in_place_of": name}
   raise AnystepError(
     ExitCode.NO_INPUT,
     "vocabulary_missing",
-    path=place,
-    **stands_in,
+    path=readable_path,
+    **fields,
     expected="a file that can be read, for a vocabulary",
     got=problem,
     fix=f'put it there, or add anystep.tasks.vocabularies.use_file("{name}", "LOCAL_COPY") to the module that'
@@ -88,14 +88,14 @@ def read_content(path: str | os.PathLike[str]) -> bytes:
     return file.read()
 
 
-def vocabulary_invalid(path: str, expected: str, got: object) -> AnystepError:
-  """The error for a file that is no vocabulary's."""
+def make_vocabulary_error(path: str, expected: str, error: Exception) -> AnystepError:
+  """Return the error for a file that is no vocabulary's."""
   return AnystepError(
     ExitCode.DATA,
     "vocabulary_invalid",
     path=path,
     expected=expected,
-    got=str(got).partition("\n")[0] or type(got).__name__,
+    got=one_line(error),
     fix="restore the file: it may be cut short, or a Git LFS pointer",
   )
 
@@ -111,7 +111,7 @@ def _load_model(sentencepiece_model_file: str, *arguments: Any, **keywords: Any)
   try:
     return seqio_internals.load_sentencepiece_model(path, *arguments, **keywords)
   except (DecodeError, RuntimeError) as error:
-    raise vocabulary_invalid(path, "a SentencePiece model", error) from error
+    raise make_vocabulary_error(path, "a SentencePiece model", error) from error
 
 
 def _look_for(path: str) -> str | None:
@@ -120,7 +120,7 @@ def _look_for(path: str) -> str | None:
       return "no such file"
     return "a directory" if tf.io.gfile.isdir(path) else None
   except (tf.errors.OpError, OSError) as error:
-    return str(error).partition("\n")[0]
+    return one_line(error, with_type=False)
 
 
 # Cached, because every task and feature would wait for a store that cannot be reached.

@@ -18,8 +18,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.errors import AnystepError, ExitCode, nearest, package_missing
-from anystep.tasks.vocabularies.files import find_file, read_content, use_file, vocabulary_invalid
+from anystep.errors import AnystepError, ExitCode, find_nearest, make_package_error
+from anystep.tasks.vocabularies.files import find_file, make_vocabulary_error, read_content, use_file
 
 __all__ = ["HuggingFaceVocabulary", "use_file"]
 
@@ -122,15 +122,15 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
 
   @property
   def eos_id(self) -> int | None:
-    return self._id_of("eos")
+    return self._find_id("eos")
 
   @property
   def unk_id(self) -> int | None:
-    return self._id_of("unk")
+    return self._find_id("unk")
 
   @property
   def bos_id(self) -> int | None:
-    return self._id_of("bos")
+    return self._find_id("bos")
 
   @property
   def vocab_size(self) -> int:
@@ -157,9 +157,9 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
     )
 
   def _drop_special(self, ids: np.ndarray) -> np.ndarray:
-    known = (ids >= 0) & (ids < self.vocab_size)
-    unseen = [special for special in (self.pad_id, self.eos_id, self.bos_id) if special is not None]
-    return ids[known & ~np.isin(ids, unseen)]
+    in_range = (ids >= 0) & (ids < self.vocab_size)
+    special_ids = [special for special in (self.pad_id, self.eos_id, self.bos_id) if special is not None]
+    return ids[in_range & ~np.isin(ids, special_ids)]
 
   def _encode(self, s: str | bytes) -> list[int]:
     (ids,) = self.encode_batch([s.decode(errors="replace") if isinstance(s, bytes) else s])
@@ -204,7 +204,7 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
     texts = self.decode_batch(list(ids.reshape(-1, ids.shape[-1])))
     return np.array([text.encode() for text in texts], object).reshape(ids.shape[:-1])
 
-  def _id_of(self, name: str) -> int | None:
+  def _find_id(self, name: str) -> int | None:
     token = self.special_tokens[name]
     if token is None:
       return None
@@ -221,24 +221,24 @@ class HuggingFaceVocabulary(seqio.Vocabulary):
 @functools.lru_cache(maxsize=16)
 def _read(path: str, extra_ids: int, special_tokens: tuple[tuple[str, str | None], ...]) -> _Loaded:
   content = read_content(path)
-  tokenizer = _tokenizer(path, content)
+  tokenizer = _parse_tokenizer(path, content)
   for name, token in special_tokens:
     if token is not None and tokenizer.token_to_id(token) is None:
       raise AnystepError(
         ExitCode.CONFIG,
         "special_token",
         path=path,
-        expected=f"a token of the tokenizer, such as {nearest(token, _special_of(tokenizer))}",
+        expected=f"a token of the tokenizer, such as {find_nearest(token, _list_special(tokenizer))}",
         got=f"{name}={token!r}",
         fix=f"name it with {name}=, or say {name}=None where the tokenizer has none",
       )
   _add_sentinels(path, tokenizer, extra_ids)
-  ids, tokenizer_ids = _mapping(tokenizer, dict(special_tokens)["pad"])
+  ids, tokenizer_ids = _map_ids(tokenizer, dict(special_tokens)["pad"])
   sha256 = hashlib.sha256(content).hexdigest()
   return _Loaded(tokenizer=tokenizer, content_sha256=sha256, ids=ids, tokenizer_ids=tokenizer_ids)
 
 
-def _tokenizer(path: str, content: bytes) -> Any:
+def _parse_tokenizer(path: str, content: bytes) -> Any:
   """Make the file's tokenizer, without truncation and padding."""
   # Callers run in several threads or processes already. The library's own threads would compete with them,
   # and be missing in processes that are forked later.
@@ -246,13 +246,13 @@ def _tokenizer(path: str, content: bytes) -> Any:
   try:
     from tokenizers import Tokenizer
   except ModuleNotFoundError as error:
-    raise package_missing(
+    raise make_package_error(
       error, expected="tokenizers, for HuggingFaceVocabulary", package="'anystep[huggingface]'"
     ) from error
   try:
     tokenizer = Tokenizer.from_str(content.decode())
   except Exception as error:  # The library raises Exception itself.
-    raise vocabulary_invalid(path, "a tokenizer.json of the tokenizers library", error) from error
+    raise make_vocabulary_error(path, "a tokenizer.json of the tokenizers library", error) from error
   if getattr(tokenizer.model, "dropout", None):
     raise AnystepError(
       ExitCode.CONFIG,
@@ -267,7 +267,7 @@ def _tokenizer(path: str, content: bytes) -> Any:
   return tokenizer
 
 
-def _special_of(tokenizer: Any) -> list[str]:
+def _list_special(tokenizer: Any) -> list[str]:
   """List the tokens that could be special tokens."""
   added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
   return added or list(tokenizer.get_vocab())
@@ -279,7 +279,7 @@ def _add_sentinels(path: str, tokenizer: Any, extra_ids: int) -> None:
 
   names = [f"<extra_id_{k}>" for k in reversed(range(extra_ids))]
   tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
-  size = _size(tokenizer)
+  size = _count_ids(tokenizer)
   placed = [tokenizer.token_to_id(name) for name in names]
   if placed != list(range(size - extra_ids, size)):
     raise AnystepError(
@@ -292,9 +292,9 @@ def _add_sentinels(path: str, tokenizer: Any, extra_ids: int) -> None:
     )
 
 
-def _mapping(tokenizer: Any, pad: str | None) -> tuple[np.ndarray, np.ndarray]:
+def _map_ids(tokenizer: Any, pad: str | None) -> tuple[np.ndarray, np.ndarray]:
   """Ids of the tokenizer's tokens, with 0 for padding, and the inverse."""
-  size = _size(tokenizer)
+  size = _count_ids(tokenizer)
   if pad is None:
     ids = np.arange(1, size + 1, dtype=np.int32)
   else:
@@ -306,6 +306,6 @@ def _mapping(tokenizer: Any, pad: str | None) -> tuple[np.ndarray, np.ndarray]:
   return ids, tokenizer_ids
 
 
-def _size(tokenizer: Any) -> int:
+def _count_ids(tokenizer: Any) -> int:
   # Ids may have gaps, which get_vocab_size does not count.
   return max(tokenizer.get_vocab().values()) + 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anystep.errors import AnystepError, ExitCode, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest
 
 FIELD = re.compile(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"]+)')
 
@@ -78,9 +78,9 @@ NAMES = ["c4", "stdlib_lm", "stdlib_span_corruption", "wmt_en_de", "wmt_en_fr"]
   ],
 )
 def test_a_mistyped_name_gets_the_nearest_or_else_the_first(name, suggested):
-  assert nearest(name, reversed(NAMES)) == suggested
+  assert find_nearest(name, reversed(NAMES)) == suggested
 
 
 def test_suggestions_are_as_few_as_asked_for():
-  assert nearest("wmt_en_ro", NAMES, limit=1) == "wmt_en_fr"
-  assert nearest("anything", []) == ""
+  assert find_nearest("wmt_en_ro", NAMES, limit=1) == "wmt_en_fr"
+  assert find_nearest("anything", []) == ""

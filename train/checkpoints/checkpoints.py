@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.files.names import checkpoint_name, checkpoint_step
@@ -274,7 +274,7 @@ def _values_of(path: epath.Path) -> Mapping[str, Value]:
     return document["values"]
   except MALFORMED as error:
     fix = "restore it from a copy, or remove this checkpoint to resume from the one before it"
-    raise invalid_file("checkpoint_integrity", error, path=path, fix=fix) from error
+    raise make_file_error("checkpoint_integrity", error, path=path, fix=fix) from error
 
 
 def _check_step(directory: epath.Path, step: int, inside: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import gin
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, nearest, one_line
+from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.files import storage
 from anystep.files.input_files import read_file
 
@@ -59,7 +59,7 @@ def load_configuration(
         "gin_unknown_macro",
         expected="a name that the gin files define",
         got=name,
-        nearest=nearest(name, macros),
+        nearest=find_nearest(name, macros),
         fix=f"correct --gin.{name}",
       )
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, invalid_file, nearest
+from anystep.errors import AnystepError, ExitCode, find_nearest, make_file_error
 from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
@@ -95,7 +95,7 @@ class Change:
 
 def _invalid(path: object, error: Exception) -> AnystepError:
   fix = "restore the file from a copy, or remove it and accept the change again"
-  return invalid_file("accepted_change_invalid", error, path=path, fix=fix)
+  return make_file_error("accepted_change_invalid", error, path=path, fix=fix)
 
 
 def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
@@ -180,7 +180,7 @@ class AcceptedChanges:
           "accept_change",
           expected="the name of a value that decides parameters or losses",
           got=name,
-          nearest=nearest(name, names),
+          nearest=find_nearest(name, names),
           fix="leave it out, and see which names are refused",
         )
 

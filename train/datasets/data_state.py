@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, invalid_file
+from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
@@ -83,7 +83,7 @@ class UncachedState:
 
 def _invalid(path: object, error: Exception, kind: str = "data_uncached_invalid") -> AnystepError:
   fix = "restore the file from a copy, or read it with the anystep version that wrote it"
-  return invalid_file(kind, error, path=path, fix=fix)
+  return make_file_error(kind, error, path=path, fix=fix)
 
 
 DataState = Plan | UncachedState

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from anystep.errors import invalid_file
+from anystep.errors import make_file_error
 from anystep.features.digest import batch_digest
 from anystep.files.input_files import open_file
 from anystep.files.json_files import MALFORMED, parse_json
@@ -79,7 +79,7 @@ def _read(path: epath.Path) -> Iterator[StepRecord]:
         number += 1
         raise ValueError(f"more than {_MAX_LINE_BYTES:,} bytes")
   except (*MALFORMED, IsADirectoryError, FileNotFoundError) as error:
-    raise invalid_file(
+    raise make_file_error(
       "step_log_invalid",
       error,
       path=path,

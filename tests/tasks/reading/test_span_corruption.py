@@ -18,7 +18,7 @@ from anystep.tasks import preprocessors as reference
 from anystep.tasks.reading import span_corruption
 from anystep.tasks.reading import task_reader as reading
 from anystep.tasks.reading.native_preprocessors import NativePreprocessors
-from anystep.tasks.reading.span_corruption import corrupt_spans, cut_random_chunks, noise_counts
+from anystep.tasks.reading.span_corruption import corrupt_spans, count_noise, cut_random_chunks
 from anystep.tasks.reading.task_reader import TaskReader
 from anystep.transforms.transform import Records
 
@@ -214,7 +214,7 @@ def test_long_sequences_are_those_of_the_map_functions_with_these_seeds(monkeypa
   corrupt = map_function(monkeypatch, reference.span_corruption, lengths, outputs, **settings)
   chunk = map_function(monkeypatch, reference.random_chunk, lengths)
   settings = settings or {"noise_density": 0.15, "mean_span_tokens": 3.0}
-  counts = noise_counts(
+  counts = count_noise(
     reference.span_corruption_chunk(lengths["inputs"] - 1, lengths["targets"] - 1, **settings), **settings
   )
   generator = np.random.default_rng(0)
@@ -279,7 +279,7 @@ def test_equal_draws_cut_as_in_the_graph(size, num_noise, num_spans, levels, see
 
 
 def test_loops_give_the_same_where_they_are_not_compiled(monkeypatch):
-  counts = noise_counts(26, noise_density=0.15, mean_span_tokens=3.0)
+  counts = count_noise(26, noise_density=0.15, mean_span_tokens=3.0)
   feature = batch_of(np.arange(40), "int32")["targets"]
   seeds = np.random.default_rng(0).integers(0, 2**31, (40, 3, 2))
   compiled = corrupt_spans(feature, counts, seeds, first_sentinel=FIRST_SENTINEL)
@@ -308,7 +308,7 @@ class TestDistribution:
     feature = Ragged(tokens, np.full(self.NUM_EXAMPLES, size))
     records = records_of(np.arange(self.NUM_EXAMPLES))
     seeds = reading.map_seeds("corrupted", "train", 0, 0, records, 3)
-    counts = noise_counts(chunk_tokens, **settings)
+    counts = count_noise(chunk_tokens, **settings)
     return corrupt_spans(feature, counts, seeds, first_sentinel=10**6)
 
   def test_of_density_spans_and_chunk_starts_is_what_was_asked(self):

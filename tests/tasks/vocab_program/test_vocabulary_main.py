@@ -14,12 +14,12 @@ from anystep.errors import AnystepError
 from anystep.programs import progress
 from anystep.tasks.vocab_program import main as vocabulary_main
 from anystep.tasks.vocab_program.main import main
-from anystep.tasks.vocab_program.task_texts import task_texts
+from anystep.tasks.vocab_program.task_texts import read_task_texts
 from anystep.tasks.vocab_program.training import (
   Coverage,
   TrainingOptions,
-  pieces_of,
-  processor_of,
+  cut_lines,
+  load_processor,
   train_model,
 )
 
@@ -72,16 +72,16 @@ def task_of(name="texts", steps=None):
 
 class TestTaskTexts:
   def test_are_the_output_features_before_they_become_tokens(self):
-    examples = list(task_texts(task_of(), "train"))
+    examples = list(read_task_texts(task_of(), "train"))
     expected = [[f"question {t}".upper(), t] for shard in range(3) for t in texts_of(60, seed=shard)]
     # TensorFlow's upper case is of ASCII letters alone.
     assert [pair[1] for pair in examples] == [pair[1] for pair in expected]
     assert all(pair[0].startswith("QUESTION ") for pair in examples)
 
   def test_come_in_equal_numbers_from_every_source_shard(self):
-    found = [texts[0] for texts in task_texts(task_of(), "train", features=["targets"], max_examples=6)]
+    found = [texts[0] for texts in read_task_texts(task_of(), "train", features=["targets"], max_examples=6)]
     assert found == [text for shard in range(3) for text in texts_of(60, seed=shard)[:2]]
-    assert len(list(task_texts(task_of(), "train", max_examples=7))) == 7
+    assert len(list(read_task_texts(task_of(), "train", max_examples=7))) == 7
 
   def test_do_not_come_from_more_source_shards_than_are_wanted(self, monkeypatch):
     opened = []
@@ -92,7 +92,7 @@ class TestTaskTexts:
       return get_dataset(source, *arguments, **named)
 
     monkeypatch.setattr(Texts, "get_dataset", watched)
-    assert len(list(task_texts(task_of(), "train", max_examples=1))) == 1
+    assert len(list(read_task_texts(task_of(), "train", max_examples=1))) == 1
     assert opened == [0]
 
   @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ class TestTaskTexts:
   )
   def test_that_there_are_not_are_refused(self, arguments, code, kind, fields):
     with pytest.raises(AnystepError) as failure:
-      next(task_texts(task_of(), **{"split": "train", **arguments}))
+      next(read_task_texts(task_of(), **{"split": "train", **arguments}))
     error = failure.value
     assert (error.code, error.kind) == (code, kind)
     assert fields.items() <= error.fields.items()
 
   def test_of_a_task_that_tokenizes_otherwise_are_refused(self):
     with pytest.raises(AnystepError) as failure:
-      next(task_texts(task_of(steps=[upper]), "train"))
+      next(read_task_texts(task_of(steps=[upper]), "train"))
     assert (failure.value.code, failure.value.kind) == (78, "tokenize_missing")
     assert failure.value.fields["got"] == "upper"
 
@@ -122,7 +122,7 @@ class TestTaskTexts:
 
     task = task_of(steps=[fail, seqio.preprocessors.tokenize])
     with pytest.raises(AnystepError) as failure:
-      next(task_texts(task, "train"))
+      next(read_task_texts(task, "train"))
     assert (failure.value.code, failure.value.kind) == (66, "source_unreadable")
     assert failure.value.fields["source_shard"] == "part 0"
 
@@ -133,7 +133,7 @@ class TestTraining:
     options = TrainingOptions(size=80, model_type=model_type, character_coverage=1.0)
     one, two = (train_model(iter(texts_of(200)), options) for _ in range(2))
     assert one.content == two.content
-    processor = processor_of(one.content)
+    processor = load_processor(one.content)
     found = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
     assert found == (0, 1, 2, -1)
     assert processor.get_piece_size() == 80
@@ -159,7 +159,7 @@ class TestTraining:
       assert (coverage.characters, coverage.normalized_bytes, coverage.text_bytes) == (12, 16, 15)
       assert coverage.byte_tokens == (6 if byte_fallback else 0)
       assert coverage.unknown_tokens == (0 if byte_fallback else 1)
-      assert coverage.tokens == len(processor_of(model).encode("def 中文 self"))
+      assert coverage.tokens == len(load_processor(model).encode("def 中文 self"))
 
   @pytest.mark.parametrize(
     ("size", "expected"), [(9000, "at most"), (5, "a size that the texts allow")], ids=["large", "small"]
@@ -189,7 +189,7 @@ class TestTraining:
   "text", ["word " * 3000, "é" * 5000, "中" * 1365 + "文" + "x", "a\r\nb\n\n", "", "x" * 4096, "x" * 4097]
 )
 def test_long_lines_are_cut_into_pieces_that_sentencepiece_takes(text):
-  pieces = list(pieces_of(text))
+  pieces = list(cut_lines(text))
   assert "".join(pieces) == "".join(text.splitlines())
   assert all(0 < len(piece.encode()) <= 4096 for piece in pieces)
   assert all(piece.endswith(" ") for piece in pieces[:-1]) or " " not in text
@@ -271,7 +271,7 @@ class TestProgram:
       main(arguments)
     assert output.read_text() == "precious"
     main([*arguments, "--overwrite"])
-    assert processor_of(output.read_bytes()).get_piece_size() == 50
+    assert load_processor(output.read_bytes()).get_piece_size() == 50
 
   def test_shows_what_a_model_holds(self, tmp_path, capsys):
     path = tmp_path / "shown.model"
