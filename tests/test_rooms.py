@@ -3,8 +3,10 @@
 import ast
 import functools
 import pathlib
+import re
 
 import pytest
+from module_imports import imports_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = {
@@ -71,25 +73,11 @@ def modules():
 
 
 @functools.cache
-def imports_of(module):
+def own_imports(module):
   """The modules of ours that one imports, in functions too; not what types alone need."""
-  found = set()
-
-  def visit(node):
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-      return
-    if isinstance(node, ast.Import):
-      found.update(alias.name for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-      assert not node.level, f"{module} imports relatively"
-      for alias in node.names:
-        inner = f"{node.module}.{alias.name}"
-        found.add(inner if inner in modules() else node.module)
-    for child in ast.iter_child_nodes(node):
-      visit(child)
-
-  visit(ast.parse(modules()[module].read_text()))
-  return (found & modules().keys()) - {module}
+  source = modules()[module].read_text()
+  assert not re.search(r"^\s*from \.", source, re.MULTILINE), f"{module} imports relatively"
+  return (imports_of(source, package="", with_types=False, modules=modules()) & modules().keys()) - {module}
 
 
 def room_of(module):
@@ -113,7 +101,7 @@ def test_every_room_has_a_floor_and_every_floor_a_room():
 @pytest.mark.parametrize("module", modules())
 def test_imports_go_down(module):
   own = room_of(module)
-  for other in imports_of(module):
+  for other in own_imports(module):
     room = room_of(other)
     assert room == own or FLOOR_OF[room] < FLOOR_OF[own], f"{module} imports {other}"
 
@@ -125,7 +113,7 @@ def test_no_imports_go_round():
     assert module not in open_, " imports ".join([*open_[open_.index(module) :], module])
     if module not in done:
       open_.append(module)
-      for other in sorted(imports_of(module)):
+      for other in sorted(own_imports(module)):
         visit(other)
       done.add(open_.pop())
 

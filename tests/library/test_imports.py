@@ -1,6 +1,5 @@
 """Imports go one way, have no effect, and the library reads caches where nothing else is installed."""
 
-import ast
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ import textwrap
 import caches
 import pytest
 from library_modules import MODULES
+from module_imports import imports_of
 from unimportable import WITHOUT
 
 import anystep
@@ -57,28 +57,6 @@ def run_python(checkout, cwd, *arguments, **environment):
   return done.stdout
 
 
-def imports_of(source, *, package, top_level_only=False):
-  """Dotted names that a module of `package` imports: `from a import b` gives a and a.b."""
-  found = set()
-
-  def visit(node, outside_functions):
-    if isinstance(node, ast.Import):
-      found.update(alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-      base = node.module or ""
-      if node.level:
-        above = package.split(".")[: len(package.split(".")) - node.level + 1]
-        base = ".".join([*above, *([base] if base else [])])
-      found.update({base, *(f"{base}.{alias.name}" for alias in node.names)})
-    for child in ast.iter_child_nodes(node):
-      inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-      if outside_functions and not (top_level_only and inside):
-        visit(child, outside_functions)
-
-  visit(ast.parse(source), True)
-  return found
-
-
 def within(name, packages):
   """Whether a dotted name is one of the packages or lies in one."""
   return any(name == package or name.startswith(f"{package}.") for package in packages)
@@ -105,6 +83,12 @@ def test_imports_are_found_wherever_they_stand(source, found):
 def test_imports_inside_functions_can_be_told_from_others():
   source = "import a\ndef f():\n  import b\nclass C:\n  import c\n  async def g(self):\n    import d"
   assert imports_of(source, package="x", top_level_only=True) == {"a", "c"}
+
+
+def test_imports_of_types_can_be_left_out_and_names_told_from_modules():
+  source = "from a import b, c\nif TYPE_CHECKING:\n  import d"
+  assert imports_of(source, package="x", with_types=False, modules={"a", "a.b"}) == {"a", "a.b"}
+  assert imports_of("from a import b", package="x", modules={"a", "a.b"}) == {"a.b"}
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
