@@ -321,6 +321,12 @@ class TestRefused:
     path.write_text("no records\n" * 9)
     refused(self.root, 65, "file_container", task=task_of(self.pattern))
 
+  def test_is_a_file_on_a_store_that_is_not_below_the_root(self, monkeypatch):
+    task = task_of(self.pattern)
+    monkeypatch.setattr(task.source, "list_shards", lambda split: ["gs://bucket/train-part0.tfrecord"])
+    error = refused(self.root, 78, "file_outside_root", task=task)
+    assert error.fields["path"] == "gs://bucket/train-part0.tfrecord"
+
   def test_is_a_task_that_does_not_say_what_runs_at_reading(self):
     without_placeholder = task_of(self.pattern, after=(seqio.preprocessors.append_eos,))
     error = refused(self.root, 78, "preprocessor_before_cache", task=without_placeholder)

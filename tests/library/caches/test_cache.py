@@ -587,6 +587,19 @@ def test_lengths_of_another_form_are_refused(own_cache, table):
   assert (error.code, error.kind) == (65, "lengths_form")
 
 
+def test_offsets_of_another_form_are_refused(tmp_path):
+  cache = caches.build(tmp_path, container="tfrecord")
+  entry = cache.manifest.offsets_files[0]
+  path = cache.directory / entry.name
+  content = path.read_bytes().replace(b"<u8", b"<i8")
+  assert len(content) == entry.bytes
+  path.write_bytes(content)
+  signed = dataclasses.asdict(FileEntry.of(entry.name, entry.records, content))
+  caches.tamper(cache, lambda document: document["files"]["offsets"].__setitem__(0, signed))
+  error = refusal_of(cache.open().read, np.arange(len(cache.open())))
+  assert (error.code, error.kind) == (65, "offsets_form")
+
+
 def test_the_library_neither_unpickles_nor_evaluates(checkout):
   modules = sorted((checkout / "anystep").rglob("*.py"))
   assert len(modules) > 60

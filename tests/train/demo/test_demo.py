@@ -1,7 +1,10 @@
 """The demo's conclusion: true for a run that was resumed, false for one that was not the same."""
 
+import os
+
 import pytest
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.train import main
 from anystep.train.demo import demo
 
@@ -39,6 +42,20 @@ def test_the_demos_status_is_its_verdict(identical, status, monkeypatch, tmp_pat
   monkeypatch.setattr(demo, "_compare", lambda *arguments: identical)
   assert demo.main(["demo", f"--output_dir={tmp_path}"]) == status
   assert commands == ["anystep-cache", "anystep-train", "killed", "anystep-train"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(ExitCode.DATA, ExitCode.DATA), (1, ExitCode.NUMERICS)])
+def test_a_step_that_fails_ends_the_demo_with_its_status(status, code, tmp_path):
+  command = ["python", "-c", f"raise SystemExit({int(status)})"]
+  for run in (demo._run, lambda *arguments: demo._run_and_kill(*arguments, tmp_path, 55)):
+    with pytest.raises(AnystepError) as failure:
+      run(command, dict(os.environ))
+    error = failure.value
+    assert (error.code, error.kind, error.fields["got"]) == (
+      code,
+      "demo_step_failed",
+      f"exit status {int(status)}",
+    )
 
 
 def test_kills_fall_between_checkpoints():

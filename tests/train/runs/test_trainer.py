@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import jax
 import numpy as np
 import pytest
 import tiny_tasks
@@ -30,6 +31,14 @@ def test_a_run_killed_at_any_step_and_run_again_is_the_undisturbed_one(
   comparison = compare_runs(reference, tmp_path / "model")
   assert comparison.identical, comparison.verdict
   assert comparison.resumed_from == step // CHECKPOINT_PERIOD * CHECKPOINT_PERIOD
+
+
+def test_a_run_of_several_processes_is_refused(command, monkeypatch):
+  prepared = main.prepare(command())
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  with pytest.raises(AnystepError) as refused:
+    prepared.run()
+  assert (refused.value.code, refused.value.kind) == (78, "process_count")
 
 
 def test_the_proof_fails_for_a_run_that_resumes_one_step_off(reference, stopped, command, monkeypatch):
