@@ -42,7 +42,7 @@ _MAX_PIECES = 1 << 24
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the arguments name; returns the exit status."""
-  arguments = _make_parser().parse_args(argv)
+  arguments = _parser().parse_args(argv)
   arguments.run(arguments)
   return 0
 
@@ -53,7 +53,7 @@ def run() -> None:
   run_program(lambda: main(sys.argv[1:]))
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
   parser = Parser(prog="anystep-vocab", description=__doc__, allow_abbrev=False)
   commands = parser.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
   text = "train a SentencePiece model on a task's text, or on files, and print how well it covers them"

@@ -52,7 +52,7 @@ def test_a_job_that_is_told_so_starts_anew(begun, undisturbed):
 
 def test_a_job_does_not_go_on_from_another_source(begun, undisturbed, monkeypatch):
   """Half of the examples would be of one, half of the other."""
-  monkeypatch.setattr("anystep.tasks.registry.fingerprint._version", lambda name: f"another {name}")
+  monkeypatch.setattr("anystep.tasks.registry.fingerprint._find_version", lambda name: f"another {name}")
   with registered(task()):
     with pytest.raises(AnystepError) as caught:
       run_job(begun, tasks="small_resumed")

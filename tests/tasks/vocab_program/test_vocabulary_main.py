@@ -233,13 +233,13 @@ class TestProgram:
     monkeypatch.setattr(vocabulary_main, "_SHOWN_SECONDS", 0.01)
     monkeypatch.setattr(progress, "_PLAIN_PERIOD_SECONDS", 0.02)
     monkeypatch.setattr(progress, "_SHORT_SECONDS", 0.0)
-    with vocabulary_main._at_work(TrainingOptions(size=50)):
+    with vocabulary_main._show_training(TrainingOptions(size=50)):
       time.sleep(0.3)
     working, *_, last = capsys.readouterr().err.splitlines()
     assert working.startswith("train: 0/50 pieces")
     assert working.endswith("SentencePiece is at work")
     assert last.startswith("train: 50/50 pieces")
-    with pytest.raises(KeyError), vocabulary_main._at_work(TrainingOptions(size=50)):
+    with pytest.raises(KeyError), vocabulary_main._show_training(TrainingOptions(size=50)):
       raise KeyError
     assert capsys.readouterr().err.splitlines()[-1].startswith("train: 0/50 pieces")
 
