@@ -6,11 +6,12 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from anystep.caches.manifest import AS_IS, PRESHUFFLED, default_num_shards
+from anystep.caches.manifest import AS_IS, PRESHUFFLED
 from anystep.containers import containers
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
 from anystep.limits import MAX_COUNT, MAX_FEATURE_LENGTH, MAX_SHARDS, are_feature_lengths, is_count, is_seed
+from anystep.order.preshuffle import default_num_shards
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,11 @@ class CacheOptions:
     """Options of the container's writer."""
     return containers.container_options(self.container, self.block_records)
 
-  def choose_num_shards(self, num_examples: int) -> int:
-    """Return the number of shards of a split with so many examples."""
+  def choose_num_shards(self, num_examples: int, record_bytes: int) -> int:
+    """Return the number of shards of a split with so many examples and bytes of serialized records."""
     if self.num_shards:
       return self.num_shards
-    return self.bound_num_shards(default_num_shards(num_examples, self.block_records))
+    return self.bound_num_shards(default_num_shards(num_examples, record_bytes, self.block_records))
 
   def bound_num_shards(self, num_shards: int) -> int:
     """Return a number of shards within `min_shards` and `max_shards`; the upper bound wins, as in SeqIO.

@@ -86,9 +86,12 @@ def preprocess_seed(task: str, split: str, base_seed: int, source_shard: int) ->
   return round_keys("preprocess", task, split, base_seed, source_shard)[0] % 2**31
 
 
-def default_num_shards(num_examples: int, block_records: int) -> int:
-  """S: 64, or 1 for a split too small to give each of 64 shards a whole block."""
-  return 1 if num_examples < 64 * block_records else 64
+def default_num_shards(num_examples: int, record_bytes: int, block_records: int) -> int:
+  """S: the most shards, 64 or a half of it and so on, that have a MiB and a block of records each; else 1."""
+  for shards in (64, 32, 16, 8, 4, 2):
+    if shards * 2**20 <= record_bytes and shards * block_records <= num_examples:
+      return shards
+  return 1
 
 
 def index_of(

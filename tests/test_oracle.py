@@ -85,9 +85,15 @@ def test_preprocess_seed_is_golden():
   assert oracle.preprocess_seed("demo", "train", 0, 3) == 235544420
 
 
-@pytest.mark.parametrize(("num_examples", "golden"), [(0, 1), (2047, 1), (2048, 64), (10**6, 64)])
-def test_default_num_shards(num_examples, golden):
-  assert oracle.default_num_shards(num_examples, 32) == golden
+@pytest.mark.parametrize(
+  ("num_examples", "record_bytes", "golden"),
+  [
+    *((0, 0, 1), (63, 2**30, 1), (64, 2**30, 2), (2047, 2**30, 32), (2048, 2**30, 64), (10**6, 2**40, 64)),
+    *((10**6, 2**21 - 1, 1), (10**6, 2**21, 2), (10**6, 2**26 - 1, 32), (10**6, 2**26, 64)),
+  ],
+)
+def test_default_num_shards(num_examples, record_bytes, golden):
+  assert oracle.default_num_shards(num_examples, record_bytes, 32) == golden
 
 
 def test_every_index_traces_back_to_its_source_shard_and_place():

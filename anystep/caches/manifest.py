@@ -119,8 +119,10 @@ class Fingerprint:
 
   def __post_init__(self):
     features, vocabularies = self.reader.get("output_features", {}), self.provenance.get("vocabularies", {})
+    calls = self.provenance.get("calls", {})
     refuse_wrong(
       output_features=isinstance(features, Mapping),
+      calls=isinstance(calls, Mapping) and all(isinstance(called, Mapping) for called in calls.values()),
       vocabularies=isinstance(vocabularies, Mapping) and all(map(is_sha256, vocabularies.values())),
     )
 
@@ -393,8 +395,3 @@ def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:
   array([3, 3, 2, 2])
   """
   return (num_examples - np.arange(num_shards) + num_shards - 1) // num_shards
-
-
-def default_num_shards(num_examples: int, block_records: int) -> int:
-  """Return the default S: 64, and 1 for a split that would not fill one block in each shard."""
-  return 64 if num_examples >= 64 * block_records else 1

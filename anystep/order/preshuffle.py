@@ -1,8 +1,10 @@
-"""The preshuffle: the order of a split's examples in its cache (docs/order.md#the-cache)."""
+"""Order and shards of a split's examples in its cache (docs/order.md#the-cache)."""
 
 from __future__ import annotations
 
 from anystep.order.permutation import Permutation
+
+_MAX_DEFAULT_SHARDS, _LEAST_SHARD_BYTES = 64, 1 << 20
 
 
 def preshuffle(num_examples: int, *, task: str, split: str, seed: int) -> Permutation:
@@ -18,3 +20,18 @@ def preshuffle(num_examples: int, *, task: str, split: str, seed: int) -> Permut
   5
   """
   return Permutation(num_examples, "preshuffle", task, split, seed)
+
+
+def default_num_shards(num_examples: int, record_bytes: int, block_records: int) -> int:
+  """Return the default S: the largest power of two up to 64 that leaves each shard 1 MiB and a block; else 1.
+
+  Args:
+    num_examples: N.
+    record_bytes: bytes of all serialized records.
+    block_records: g.
+
+  >>> default_num_shards(10_000, 10_000 * 700, 32)
+  4
+  """
+  most = min(_MAX_DEFAULT_SHARDS, record_bytes // _LEAST_SHARD_BYTES, num_examples // block_records)
+  return 1 << max(most.bit_length() - 1, 0)

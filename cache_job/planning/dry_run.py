@@ -68,7 +68,6 @@ class SplitForecast:
     }
     if estimate is not None and estimate.examples is not None:
       document |= dataclasses.asdict(estimate)
-      document["num_shards"] = options.choose_num_shards(estimate.examples)
     elif estimate is not None:
       document["cache_bytes_per_example"] = estimate.cache_bytes
       document["temporary_bytes_per_example"] = estimate.temporary_bytes

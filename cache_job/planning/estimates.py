@@ -16,7 +16,7 @@ from anystep.cache_job.preprocessing.seqio_caches import read_noted_examples
 from anystep.cache_job.shuffle.spill import list_sequence_names
 from anystep.cache_job.state.failures import make_failure
 from anystep.cache_job.state.spill_files import SpilledRecords, count_spilled_bytes
-from anystep.cache_job.state.split_job import SourceRange, SplitJob
+from anystep.cache_job.state.split_job import SourceRange, SplitJob, choose_num_shards
 from anystep.containers import containers
 from anystep.records.writing import serialize_examples
 
@@ -40,17 +40,20 @@ class Estimate:
     examples: of the cache; None where the source's number of examples is unknown.
     cache_bytes: of the cache's files; where `examples` is None, of each example.
     temporary_bytes: of files that the job removes at its end, likewise.
+    num_shards: of the cache; None where `examples` is, and the options do not say.
   """
 
   examples: int | None
   cache_bytes: int
   temporary_bytes: int
+  num_shards: int | None
 
   def __str__(self) -> str:
     sizes = f"{format_bytes(self.cache_bytes)} and {format_bytes(self.temporary_bytes)} of temporary disk"
     if self.examples is None:
       return f"about {sizes} for each example, of which the source does not tell how many it has"
-    return f"about {_round_to_digits(self.examples):,} example{'' if self.examples == 1 else 's'}, {sizes}"
+    examples = f"{_round_to_digits(self.examples):,} example{'' if self.examples == 1 else 's'}"
+    return f"about {examples} in {self.num_shards} shard{'' if self.num_shards == 1 else 's'}, {sizes}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,16 +99,22 @@ def estimate_split(task: Any, job: SplitJob) -> Estimate | None:
     source_examples = _count_source_examples(task, job, sample)
   except Exception as error:
     raise make_failure(error, job) from error
-  examples = None
-  if source_examples is not None:
-    examples = round(source_examples * sample.examples / sample.source_examples)
+  cache_bytes = _estimate_example_bytes(job, sample)
   # Everything is written once as it comes, and once sorted by shards.
   temporary_bytes = 2 * count_spilled_bytes(sample.parts) / sample.examples
-  if examples is None:
-    cache_bytes = _estimate_example_bytes(job, sample)
-  else:
-    cache_bytes, temporary_bytes = _estimate_cache_bytes(job, sample, examples), examples * temporary_bytes
-  return Estimate(examples=examples, cache_bytes=round(cache_bytes), temporary_bytes=round(temporary_bytes))
+  examples, num_shards = None, job.options.num_shards
+  if source_examples is not None:
+    examples = round(source_examples * sample.examples / sample.source_examples)
+    record_bytes = examples * sum(part.data.nbytes for part in sample.parts) // sample.examples
+    num_shards = choose_num_shards(job, num_examples=examples, record_bytes=record_bytes)
+    cache_bytes = examples * cache_bytes + num_shards * _count_shard_bytes(job)
+    temporary_bytes *= examples
+  return Estimate(
+    examples=examples,
+    cache_bytes=round(cache_bytes),
+    temporary_bytes=round(temporary_bytes),
+    num_shards=num_shards,
+  )
 
 
 def format_bytes(size: int) -> str:
@@ -207,14 +216,11 @@ def _measure_source_bytes(task: Any, job: SplitJob, sample: _Sample) -> int | No
   return len(data)
 
 
-def _estimate_cache_bytes(job: SplitJob, sample: _Sample, examples: int) -> float:
-  """Return the bytes of all files of a cache of so many examples."""
-  num_shards = job.options.choose_num_shards(examples)
-  size = examples * _estimate_example_bytes(job, sample) + num_shards * _TABLE_HEADER_BYTES
-  if job.options.container == containers.ARRAY_RECORD:
-    # Half of a file's last block but one is empty, and the last.
-    size += num_shards * 1.5 * _ARRAY_RECORD_BLOCK_BYTES
-  return size
+def _count_shard_bytes(job: SplitJob) -> float:
+  """Return the bytes that a shard's files have beside those of its examples."""
+  # Half of a file's last block but one is empty, and the last.
+  is_padded = job.options.container == containers.ARRAY_RECORD
+  return _TABLE_HEADER_BYTES + (1.5 * _ARRAY_RECORD_BLOCK_BYTES if is_padded else 0)
 
 
 def _estimate_example_bytes(job: SplitJob, sample: _Sample) -> float:

@@ -19,6 +19,7 @@ from anystep.cache_job.state.spill_files import (
 from anystep.cache_job.state.split_job import (
   FinalPlan,
   SplitJob,
+  choose_num_shards,
   find_marker,
   is_whole,
   list_source_ranges,
@@ -46,11 +47,13 @@ def plan_final(job: SplitJob) -> FinalPlan:
       num_read = sum(spill.examples + len(spill.bad) for spill in spills)
       check_count(job.seqio_cache, job.split, num_read)
     num_examples = sum(spill.examples for spill in spills)
+    files = [file for spill in spills for file in spill.files]
+    record_bytes = sum(file.raw_bytes for file in files)
     plan = FinalPlan(
-      num_shards=job.options.choose_num_shards(num_examples),
+      num_shards=choose_num_shards(job, num_examples=num_examples, record_bytes=record_bytes),
       num_features=max(len(list_sequence_names(spill.features)) for spill in spills),
       examples=[spill.examples for spill in spills],
-      groups=_group_files([file for spill in spills for file in spill.files]),
+      groups=_group_files(files),
     )
     write_plan(job, plan)
     return plan

@@ -136,6 +136,18 @@ def _parse_count(document: Any) -> int:
   return document["examples"]
 
 
+def choose_num_shards(job: SplitJob, *, num_examples: int, record_bytes: int) -> int:
+  """Return S: that of the plan that an earlier run left, which may know another default; else the options'.
+
+  Args:
+    job: the split's.
+    num_examples: N.
+    record_bytes: bytes of all serialized records.
+  """
+  plan = find_plan(job)
+  return job.options.choose_num_shards(num_examples, record_bytes) if plan is None else plan.num_shards
+
+
 def read_plan(job: SplitJob) -> FinalPlan:
   """Return the plan, which must have been made.
 

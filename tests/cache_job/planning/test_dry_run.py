@@ -35,12 +35,12 @@ def drop_all(dataset):
   return dataset.filter(lambda line: False)
 
 
-def lines_task(directory, *, name="small_lines", before=(as_targets,), num_input_examples=None):
+def lines_task(directory, *, name="small_lines", before=(as_targets,), num_input_examples=None, files="*"):
   """A task of the lines of the files in a directory, which are bytes once they are cached."""
   return seqio.Task(
     name,
     source=seqio.TextLineDataSource(
-      {"train": str(directory / "*")},
+      {"train": str(directory / files)},
       num_input_examples=num_input_examples and {"train": num_input_examples},
     ),
     preprocessors=[*before, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize],
@@ -65,18 +65,18 @@ def job_of(task, root, split="train", **options):
   return next(job for job in jobs if job.split == split)
 
 
-def dry_run(cache_dir, capsys, *flags):
+def dry_run(cache_dir, capsys, *flags, task=TASK):
   """What it prints, after a check that it changed nothing."""
   before = stamps_of(cache_dir)
   capsys.readouterr()
-  run_job(cache_dir, "--dry_run", *flags, tasks=TASK.name)
+  run_job(cache_dir, "--dry_run", *flags, tasks=task.name)
   assert stamps_of(cache_dir) == before
   return capsys.readouterr().out.splitlines()
 
 
 def test_a_dry_run_says_what_is_done_and_what_is_left_to_do(tmp_path, capsys, monkeypatch):
   cache_dir = tmp_path / "cache"
-  about = r"about \d examples?, [\d.]+ (Ki)?B and [\d.]+ (Ki)?B of temporary disk"
+  about = r"about \d examples? in 1 shard, [\d.]+ (Ki)?B and [\d.]+ (Ki)?B of temporary disk"
   with registered(TASK):
     lines = dry_run(cache_dir, capsys, "--output_format=tfrecord")
     assert lines[0] == f"small_dry: to {cache_dir / 'small_dry'}"
@@ -98,7 +98,7 @@ def test_a_dry_run_says_what_is_done_and_what_is_left_to_do(tmp_path, capsys, mo
     lines = dry_run(cache_dir, capsys)
     assert lines[1] == "  train: complete, left as it is"
     assert lines[2].startswith(
-      "  validation: 1 source shard, would be cached as array_record: about 4 examples,"
+      "  validation: 1 source shard, would be cached as array_record: about 4 examples in 1 shard,"
     )
     assert dry_run(cache_dir, capsys, "--splits=train") == ["small_dry: the cache is complete, left as it is"]
 
@@ -205,7 +205,7 @@ class TestDocument:
   def test_has_bytes_of_each_example_where_nobody_knows_how_many_there_are(
     self, tmp_path, capsys, monkeypatch
   ):
-    found = Estimate(examples=None, cache_bytes=3, temporary_bytes=7)
+    found = Estimate(examples=None, cache_bytes=3, temporary_bytes=7, num_shards=5)
     monkeypatch.setattr("anystep.cache_job.planning.dry_run.estimate_split", lambda *_: found)
     with registered(TASK):
       document, _ = document_of(tmp_path, capsys, "--num_shards=5")
@@ -290,6 +290,39 @@ def test_estimates_are_near_what_the_job_writes(tmp_path, lines_dir, container, 
   assert found.temporary_bytes == pytest.approx(sum(left), rel=0.15)
 
 
+def test_shards_are_as_many_as_the_data_fills_and_a_dry_run_says_so(tmp_path, capsys):
+  """2,400 records of 1 to 2 KiB make 2 shards of a MiB; 60 make one; records without text fill none."""
+  (tmp_path / "lines").mkdir()
+  for shard, (count, tokens) in enumerate([(60, 512), (1200, 512), (1200, 1024), (2400, 1)]):
+    (tmp_path / "lines" / str(shard)).write_text("\n".join(["7 " * tokens] * count))
+  for files, num_shards in (("0", 1), ("[12]", 2), ("3", 1)):
+    task = lines_task(tmp_path / "lines", files=files)
+    with registered(task):
+      lines = dry_run(tmp_path / f"cache{files}", capsys, task=task)
+      run_job(tmp_path / f"cache{files}", tasks=task.name)
+    manifest = open_cache(tmp_path / f"cache{files}", task.name, "train").manifest
+    assert manifest.num_shards == num_shards
+    assert f" in {num_shards} shard{'' if num_shards == 1 else 's'}, " in lines[1]
+
+
+def test_a_job_that_goes_on_keeps_the_number_of_shards_of_its_plan(tmp_path, lines_dir, capsys, monkeypatch):
+  """As of a job of a version with another default, which was stopped after its plan was made."""
+  task = lines_task(lines_dir)
+  with registered(task):
+    with monkeypatch.context() as patch:
+      patch.setattr(CacheOptions, "choose_num_shards", lambda *_: 64)
+      patch.setattr("anystep.cache_job.job.write_shard", lambda job, shard: 1 // (shard < 5))
+      with pytest.raises(ZeroDivisionError):
+        run_job(tmp_path / "c", tasks=task.name)
+    assert " in 64 shards, " in dry_run(tmp_path / "c", capsys, task=task)[1]
+    run_job(tmp_path / "c", tasks=task.name)
+    run_job(tmp_path / "c", tasks=task.name)
+    manifest = open_cache(tmp_path / "c", task.name, "train").manifest
+    assert manifest.num_shards == 64
+    run_job(tmp_path / "c", "--overwrite", tasks=task.name)
+    assert open_cache(tmp_path / "c", task.name, "train").manifest.num_shards == 1
+
+
 def estimated_examples(task, tmp_path, **options):
   found = estimate_split(task, job_of(task, tmp_path / "cache", **options))
   return found.examples
@@ -349,6 +382,6 @@ class TestHowManyExamples:
 
 
 def test_numbers_are_rounded_and_have_units_that_people_read():
-  found = Estimate(examples=123_456, cache_bytes=int(2.5 * 2**30), temporary_bytes=0)
-  assert str(found) == "about 123,000 examples, 2.5 GiB and 0 B of temporary disk"
+  found = Estimate(examples=123_456, cache_bytes=int(2.5 * 2**30), temporary_bytes=0, num_shards=64)
+  assert str(found) == "about 123,000 examples in 64 shards, 2.5 GiB and 0 B of temporary disk"
   assert [format_bytes(1023), format_bytes(1024), format_bytes(2**40)] == ["1023 B", "1.0 KiB", "1.0 TiB"]

@@ -20,8 +20,8 @@ from anystep.cache_job.planning.dry_run import forecast_work
 from anystep.cache_job.planning.selection import select_tasks
 from anystep.cache_job.planning.task_work import plan_work
 from anystep.caches.cache import open_cache, read_completed
-from anystep.caches.manifest import default_num_shards
 from anystep.errors import AnystepError
+from anystep.order.preshuffle import default_num_shards
 
 SIZES = {
   "pick_a": {"train": (3, 2), "validation": (4,)},
@@ -205,16 +205,22 @@ class TestOtherCaches:
 
 
 @given(
-  examples=st.integers(0, 10**6), block=st.integers(1, 64), least=st.integers(0, 99), most=st.integers(0, 99)
+  examples=st.integers(0, 10**6),
+  record_bytes=st.integers(0, 1 << 27),
+  block=st.integers(1, 64),
+  least=st.integers(0, 99),
+  most=st.integers(0, 99),
 )
-def test_the_default_number_of_shards_is_bounded_as_seqio_bounds_its_own(examples, block, least, most):
-  expected = default_num_shards(examples, block)
+def test_the_default_number_of_shards_is_bounded_as_seqio_bounds_its_own(
+  examples, record_bytes, block, least, most
+):
+  expected = default_num_shards(examples, record_bytes, block)
   if least > 0:
     expected = max(expected, least)
   if most > 0:
     expected = min(expected, most)
   options = CacheOptions(cache_dir="cache", block_records=block, min_shards=least, max_shards=most)
-  assert options.choose_num_shards(examples) == expected
+  assert options.choose_num_shards(examples, record_bytes) == expected
 
 
 def test_bounds_leave_a_cache_that_is_within_them_and_refuse_another(built, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from anystep.caches.manifest import FileEntry, Fingerprint, Manifest, default_num_shards, shard_sizes
+from anystep.caches.manifest import FileEntry, Fingerprint, Manifest, shard_sizes
 from anystep.errors import AnystepError
 from anystep.features.feature import Feature
 from anystep.files.json_files import canonical_json
@@ -462,13 +462,6 @@ def test_shard_sizes_are_the_oracles(num_examples, num_shards):
 def test_records_of_each_shard_are_the_oracles(manifest):
   assert manifest.shard_records.dtype == np.int64
   assert manifest.shard_records.tolist() == oracle.records_per_shard(json.loads(manifest.to_json()))
-
-
-@pytest.mark.parametrize("block_records", [1, 7, 32])
-def test_default_shards_are_the_oracles(block_records):
-  for num_examples in (0, 1, 64 * block_records - 1, 64 * block_records, 10**12):
-    expected = oracle.default_num_shards(num_examples, block_records)
-    assert default_num_shards(num_examples, block_records) == expected
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 10_000])
