@@ -589,14 +589,14 @@ def test_lengths_of_another_form_are_refused(own_cache, table):
 
 def test_offsets_of_another_form_are_refused(tmp_path):
   cache = caches.build(tmp_path, container="tfrecord")
-  entry = cache.manifest.offsets_files[0]
-  path = cache.directory / entry.name
+  entry = cache.manifest["files"]["offsets"][0]
+  path = cache.directory / entry["name"]
   content = path.read_bytes().replace(b"<u8", b"<i8")
-  assert len(content) == entry.bytes
   path.write_bytes(content)
-  signed = dataclasses.asdict(FileEntry.of(entry.name, entry.records, content))
+  signed = dataclasses.asdict(FileEntry.of(entry["name"], entry["records"], content))
+  assert {**signed, **{name: entry[name] for name in ("sha256", "head_sha256")}} == entry
   caches.tamper(cache, lambda document: document["files"]["offsets"].__setitem__(0, signed))
-  error = refusal_of(cache.open().read, np.arange(len(cache.open())))
+  error = refusal_of(cache.open().read, np.arange(cache.manifest["num_examples"]))
   assert (error.code, error.kind) == (65, "offsets_form")
 
 
