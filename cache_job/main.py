@@ -17,6 +17,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import canonical_json, parse_json
 from anystep.limits import are_feature_lengths
 from anystep.programs.command_line import parse_flags, run_program
+from anystep.tasks.registry.moved_functions import MODULE, accept_moved_functions
 
 _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
 
@@ -71,6 +72,13 @@ def define_flags() -> flags.FlagValues:
     flag_values=values,
   )
   flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", flag_values=values)
+  flags.DEFINE_multi_enum(
+    "accept_change",
+    [],
+    [MODULE],
+    "`module`: a complete cache is the task's though the task's functions stood in another module then.",
+    flag_values=values,
+  )
   flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.", flag_values=values)
   flags.DEFINE_enum(
     "format",
@@ -97,7 +105,8 @@ def define_flags() -> flags.FlagValues:
   flags.DEFINE_integer(
     "num_shards",
     None,
-    "Shards per split; 64 by default, 1 for small splits.",
+    "Shards per split; by default the largest power of two up to 64 that leaves each 1 MiB and a block of"
+    " records, and 1 below that.",
     lower_bound=1,
     flag_values=values,
   )
@@ -191,6 +200,8 @@ def main(argv: Sequence[str]) -> int:
   values = define_flags()
   own_arguments, beam_arguments = split_arguments(argv, values)
   parse_flags(values, own_arguments, program="anystep-cache", text=__doc__)
+  if values.accept_change:
+    accept_moved_functions()
   if values.format == "json":
     return _print_document(values, beam_arguments)
   _import_job()

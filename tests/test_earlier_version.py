@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import pathlib
+import platform
 import shutil
 
 import earlier_tasks
@@ -13,6 +15,9 @@ import pytest
 import seqio
 import t5_tasks
 from earlier_version import COMMANDS, FIXTURE, PRESHUFFLED, SAVED_STEP, run, sha256_of_files
+from job_runs import run_job
+
+from anystep.tasks import text_task
 
 BYTES = seqio.ByteVocabulary(extra_ids=125)
 PREFIX = "known_by_"
@@ -35,9 +40,11 @@ def test_commands_print_the_same(name):
 
 
 def without_origin(path):
-  """A manifest without what names the versions of Python and libraries."""
+  """A manifest without what names the versions of Python and libraries, and what version 0.1 did not note."""
   document = json.loads(path.read_text())
-  del document["fingerprint"]["provenance"]["python"], document["fingerprint"]["provenance"]["libraries"]
+  provenance = document["fingerprint"]["provenance"]
+  del provenance["python"], provenance["libraries"]
+  assert provenance.pop("calls", {}) or path.parts[0] == "earlier" or path.parts[1] in earlier_version.AS_IS
   return document
 
 
@@ -118,3 +125,35 @@ def test_fingerprints_are_those_of_every_earlier_version(golden):
     found |= fingerprints_of(tasks)
   assert len(found) > 95
   golden("fingerprints.json", json.dumps(found, indent=1) + "\n")
+
+
+def test_an_unfinished_job_goes_on_with_the_number_of_shards_that_it_had(monkeypatch, capsys):
+  """It was killed when its plan was made, of 64 shards as was the default then."""
+  lines = pathlib.Path("lines")
+  lines.mkdir()
+  for shard in range(2):
+    (lines / f"{shard}.txt").write_text("".join(f"line {shard} {k % 7}\n" for k in range(1100)))
+  building = pathlib.Path("continued/early_lines/.building")
+  building.parent.mkdir(parents=True)
+  shutil.copytree("unfinished", building)
+  (job,) = building.iterdir()
+  provenance = json.loads((job / "provenance.json").read_text())
+  # A job goes on with the same versions alone.
+  provenance |= {"python": platform.python_version()}
+  provenance["libraries"] = {name: importlib.metadata.version(name) for name in provenance["libraries"]}
+  (job / "provenance.json").write_text(json.dumps(provenance))
+  vocabulary = seqio.ByteVocabulary(extra_ids=100)
+  task = text_task("early_lines", "lines/*.txt", vocabulary=vocabulary, style="lm", piece_tokens=None)
+  try:
+    run_job("continued", "--dry_run", tasks=task.name)
+    planned = capsys.readouterr().out
+    assert "2 of them preprocessed by an earlier run" in planned
+    assert "in 64 shards" in planned
+    run_job("continued", tasks=task.name)
+    run_job("anew", "--num_shards=64", tasks=task.name)
+    run_job("as_now", "--dry_run", tasks=task.name)
+    assert "in 1 shard," in capsys.readouterr().out
+  finally:
+    seqio.TaskRegistry.remove(task.name)
+  continued, anew = sha256_of_files("continued"), sha256_of_files("anew")
+  assert continued == anew

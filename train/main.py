@@ -10,6 +10,7 @@ from absl import flags
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.programs.command_line import parse_flags, run_program
+from anystep.tasks.registry.moved_functions import MODULE, accept_moved_functions
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.termination import Termination
 
@@ -132,8 +133,9 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   flags.DEFINE_multi_string(
     "accept_change",
     [],
-    "Goes on though this value, named as the error names it, is not what the checkpoint was trained with; or"
-    " though the checkpoint is another run's; may be repeated.",
+    "Goes on though this value, named as the error names it, is not what the checkpoint was trained with;"
+    " though the checkpoint is another run's; or, as `module`, though the task's functions stood in another"
+    " module when it was cached. May be repeated.",
     flag_values=values,
   )
   flags.DEFINE_boolean(
@@ -152,6 +154,10 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   text = f"{__doc__}\n\n  {_BINDING}NAME=value sets what a gin file would, and overrides it.\n"
   plain = [argument for argument in argv if not argument.startswith(_BINDING)]
   parse_flags(values, plain, program="anystep-train", text=text)
+  if MODULE in values.accept_change:
+    # Of the task, not of a value: readers of caches are told.
+    accept_moved_functions()
+    values.accept_change = [name for name in values.accept_change if name != MODULE]
   if values["cache_if_missing_limit_bytes"].present and not values.cache_if_missing:
     got = "--cache_if_missing_limit_bytes without --cache_if_missing"
     raise AnystepError(ExitCode.USAGE, "flags", got=got, fix="add --cache_if_missing, or leave the limit out")

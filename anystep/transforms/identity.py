@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
@@ -13,12 +14,19 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from anystep.earlier_names import lasting_name
+
+_WRAPPERS = (
+  *(functools.partial, staticmethod, classmethod, property, types.MethodType),
+  type(functools.cache(len)),
+)
+# Where they keep what they wrap.
+_INNER_NAMES = ("func", "fget", "__func__", "__wrapped__")
 
 
 def describe(value: Any) -> Any:
@@ -29,17 +37,67 @@ def describe(value: Any) -> Any:
   >>> describe({"b": 1, "a": (2.5, None)})
   {'a': [2.5, None], 'b': 1}
   """
-  return _describe(value, ())
+  return _describe(value, (), {})
 
 
-def _describe(value: Any, seen: tuple[int, ...]) -> Any:
+def find_functions(value: Any) -> dict[str, list[types.FunctionType]]:
+  """Return the functions whose sources a value's description holds, by the names that they have there."""
+  functions: dict[str, list[types.FunctionType]] = {}
+  _describe(value, (), functions)
+  return functions
+
+
+def hash_called_sources(functions: Iterable[types.FunctionType], modules: Collection[str]) -> dict[str, str]:
+  """Hash the sources of functions and classes that functions call, directly or not.
+
+  Args:
+    functions: the functions; they themselves are left out.
+    modules: only what these modules define is followed; names as `describe` gives them.
+
+  Returns:
+    sha256 of the sources, by name within the module.
+  """
+  sources: dict[str, set[str]] = {}
+  waiting = list(functions)
+  visited = {id(function) for function in waiting}
+  while waiting:
+    for called in _list_called(waiting.pop()):
+      if id(called) in visited or lasting_name(called.__module__) not in modules:
+        continue
+      visited.add(id(called))
+      is_class = isinstance(called, type)
+      source = class_source(called) if is_class else function_source(called)
+      sources.setdefault(called.__qualname__, set()).add(source)
+      members = [_unwrap(member) for member in vars(called).values()] if is_class else [called]
+      waiting += [member for member in members if isinstance(member, types.FunctionType)]
+  return {name: _sha256("\n".join(sorted(texts)).encode()) for name, texts in sorted(sources.items())}
+
+
+def _list_called(function: types.FunctionType) -> list[Any]:
+  """Return the functions and classes that a function reads from its module's names."""
+  codes, names = [function.__code__], set()
+  for code in codes:
+    codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    names |= {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+  values = [_unwrap(function.__globals__.get(name)) for name in sorted(names)]
+  return [value for value in values if isinstance(value, (types.FunctionType, type))]
+
+
+def _unwrap(value: Any) -> Any:
+  """Return the function within decorators, partials, methods and properties; any other value as it is."""
+  while isinstance(value, _WRAPPERS):
+    value = next((inner for name in _INNER_NAMES if (inner := getattr(value, name, None))), None)
+  return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+
+
+def _describe(value: Any, seen: tuple[int, ...], functions: dict[str, list[types.FunctionType]]) -> Any:
   if isinstance(value, float) and not math.isfinite(value):
     return {"float": str(value)}
   if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
     return value
   if id(value) in seen:
     return {"seen": type(value).__qualname__}
-  again = functools.partial(_describe, seen=(*seen, id(value)))
+  again = functools.partial(_describe, seen=(*seen, id(value)), functions=functions)
   if isinstance(value, enum.Enum):
     return {"enum": f"{_qualified_name(type(value))}.{value.name}"}
   if isinstance(value, bytes):
@@ -63,6 +121,8 @@ def _describe(value: Any, seen: tuple[int, ...]) -> Any:
   if isinstance(value, types.MethodType):
     return {"method": again(value.__func__), "of": again(value.__self__)}
   if isinstance(value, types.FunctionType):
+    inner = inspect.unwrap(value)
+    functions.setdefault(_qualified_name(inner), []).append(inner)
     return _describe_function(value, again)
   if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
     return _qualified_name(value)

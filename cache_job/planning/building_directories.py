@@ -19,6 +19,8 @@ if TYPE_CHECKING:
   from anystep.cache_job.planning.task_work import TaskWork
 
 BUILDING = ".building"
+# What jobs of version 0.1 did not note.
+_NEW = ("calls",)
 
 
 def list_building_directories(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
@@ -50,7 +52,10 @@ def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
   if before_job is None:
     storage.put(path, canonical_json(provenance).encode())
     return
-  difference = first_difference(before_job, parse_json(canonical_json(provenance)))
+  now = parse_json(canonical_json(provenance))
+  difference = first_difference(
+    before_job, {name: now[name] for name in now if name not in _NEW or name in before_job}
+  )
   if difference:
     item, before, now = difference
     raise AnystepError(

@@ -17,6 +17,7 @@ from anystep.order.epochs import EpochPolicy
 from anystep.order.packing import PackingPolicy
 from anystep.programs.command_line import check_arguments
 from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.registry.moved_functions import MODULE
 
 # Beyond, arithmetic on the units of large batches would leave int64.
 _STEP_LIMIT = 1 << 48
@@ -73,6 +74,7 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
   text = "how many examples share a row; default none"
   group.add_argument("--packing", choices=[policy.value for policy in PackingPolicy], help=text)
   add_module_import_flag(group)
+  add_accept_change_flag(group)
 
 
 def add_module_import_flag(parser: Any) -> None:
@@ -82,6 +84,12 @@ def add_module_import_flag(parser: Any) -> None:
     " preprocessors after the cache drop or append, and show makes text of token ids"
   )
   parser.add_argument("--module_import", action="append", default=[], metavar="MODULE", help=text)
+
+
+def add_accept_change_flag(parser: Any) -> None:
+  """The flag for changes of tasks that readers of their caches pass over."""
+  text = "with --module_import, module: the task's functions stood in another module when it was cached"
+  parser.add_argument("--accept_change", action="append", default=[], choices=[MODULE], help=text)
 
 
 def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

@@ -37,6 +37,7 @@ from anystep.tasks.data_program.preview_command import add_preview_command
 from anystep.tasks.data_program.stats_page import stats_page
 from anystep.tasks.data_program.tables import print_objects, print_stats
 from anystep.tasks.registry.modules import registered_tasks
+from anystep.tasks.registry.moved_functions import accept_moved_functions
 from anystep.tasks.vocabularies.decoding import (
   as_text,
   describe_feature,
@@ -49,6 +50,8 @@ from anystep.tasks.vocabularies.decoding import (
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the arguments name; returns the exit status."""
   arguments = _parser().parse_args(argv)
+  if getattr(arguments, "accept_change", ()):
+    accept_moved_functions()
   return arguments.run(arguments) or 0
 
 

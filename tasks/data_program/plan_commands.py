@@ -11,6 +11,7 @@ from anystep.plans.plan import PADDING_TASK, Plan
 from anystep.plans.tombstones import TombstoneList
 from anystep.tasks.data_program.arguments import (
   Parser,
+  add_accept_change_flag,
   add_cache_dir_flag,
   add_module_import_flag,
   add_order_flags,
@@ -57,6 +58,7 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
   change.add_argument("--lanes", type=int, help="default as before, where batch size and tasks are")
   change.add_argument("--reason", default="change", help="why, for people")
   add_module_import_flag(change)
+  add_accept_change_flag(change)
   text = "write the plan that leaves out the data of some steps"
   skip = add(plans, "skip", _skip, text, add_plan_flags)
   add_steps_flag(skip, required=True)

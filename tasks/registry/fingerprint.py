@@ -15,15 +15,25 @@ from anystep.caches.cache import Cache
 from anystep.caches.manifest import Fingerprint, Manifest
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks import seqio_internals
+from anystep.tasks.registry.moved_functions import (
+  MODULE,
+  are_moves_accepted,
+  find_changed_calls,
+  hash_calls,
+  report_moves,
+  undo_moves,
+)
 from anystep.tasks.vocabularies.copies import hash_vocabularies, use_copies
 from anystep.tasks.vocabularies.files import watch_models
 from anystep.tasks.vocabularies.hugging_face import HuggingFaceVocabulary
-from anystep.transforms.identity import describe
+from anystep.transforms.identity import describe, find_functions
 
 # Of the fingerprint's form; a cache of another version is read by the program that wrote it.
 _VERSION = 1
 # The source of a cache whose examples another cache had.
 SEQIO_CACHE = "a cache by seqio_cache_tasks"
+# The key of `hash_calls` in provenance, which caches of version 0.1 have not.
+_CALLS = "calls"
 _LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
 
 
@@ -101,21 +111,48 @@ def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = 
   """
   if cache is not None:
     use_copies(task, cache)
+  cached = manifest.fingerprint.reader
   registered = reader_part(
     task, cache_at=manifest.cache_at, task_feature_lengths=manifest.task_feature_lengths
   )
-  difference = first_difference(manifest.fingerprint.reader, registered)
+  if first_difference(cached, registered) is None:
+    return
+  functions = find_functions(cached_preprocessors(task, manifest.cache_at))
+  renamed, moves = undo_moves(cached, registered, functions)
+  difference = first_difference(cached, renamed)
   if difference:
-    item, cached, now = difference
-    raise AnystepError(
-      ExitCode.MISMATCH,
-      "task_changed",
-      task=task.name,
-      item=item,
-      expected=cached,
-      got=now,
-      fix="undo the change to the task, or cache it again under another name or with --overwrite",
-    )
+    raise _make_changed_error(task, *difference, fix="undo the change to the task")
+  if not are_moves_accepted():
+    fix = f"move it back, or let --accept_change={MODULE} take it for the same"
+    calls = manifest.fingerprint.provenance.get(_CALLS)
+    if calls is None:
+      move = moves[0]
+      raise _make_changed_error(
+        task, "a function's module, and perhaps what it calls there", move.before, move.now, fix=fix
+      )
+    changed = find_changed_calls(calls, moves, functions)
+    if changed is not None:
+      function, called = changed
+      raise _make_changed_error(
+        task,
+        f"what {function} calls in its module",
+        "the same as when it was cached",
+        f"another source of {', '.join(called)}",
+        fix=fix,
+      )
+  report_moves(task.name, tuple(moves))
+
+
+def _make_changed_error(task: seqio.Task, item: str, cached: Any, now: Any, *, fix: str) -> AnystepError:
+  return AnystepError(
+    ExitCode.MISMATCH,
+    "task_changed",
+    task=task.name,
+    item=item,
+    expected=cached,
+    got=now,
+    fix=f"{fix}, or cache it again under another name or with --overwrite",
+  )
 
 
 def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
@@ -131,6 +168,14 @@ def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   if "vocabularies" not in cached:
     # The cache is older than this key; the reader part has what its vocabularies hold.
     now.pop("vocabularies", None)
+  if _CALLS in cached:
+    steps = cached_preprocessors(task, manifest.cache_at)
+    # What has moved, `check_reader` compares.
+    now[_CALLS] = {name: called for name, called in hash_calls(steps).items() if name in cached[_CALLS]}
+    cached = {
+      **cached,
+      _CALLS: {name: called for name, called in cached[_CALLS].items() if name in now[_CALLS]},
+    }
   difference = first_difference(cached, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
@@ -147,7 +192,10 @@ def fingerprint(
   """Return the task's fingerprint for its manifest."""
   return Fingerprint(
     reader=reader_part(task, cache_at=cache_at, task_feature_lengths=task_feature_lengths),
-    provenance=provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
+    provenance={
+      **provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
+      _CALLS: hash_calls(cached_preprocessors(task, cache_at)),
+    },
   )
 
 
