@@ -74,6 +74,37 @@ def cut_into_token_pieces(
   return batches.map(pieces).unbatch().map(lambda piece: {feature: tf.ensure_shape(piece[feature], [None])})
 
 
+def cut_into_balanced_pieces(
+  dataset: tf.data.Dataset, *, piece_tokens: int, feature: str = "targets"
+) -> tf.data.Dataset:
+  """Cuts each example's tokens into as few pieces as `cut_into_token_pieces`, all nearly equally long.
+
+  Lengths of an example's pieces differ by a token at most, the longer ones first; so none is a short tail.
+
+  Args:
+    dataset: examples with tokens, `(tokens,)`.
+    piece_tokens: the greatest length of a piece.
+    feature: the tokens' name.
+
+  Returns:
+    A dataset of `{feature: piece}`. No token is lost; an example without tokens gives no piece.
+  """
+
+  def pieces(examples: Features) -> Features:
+    tokens = examples[feature]
+    if not isinstance(tokens, tf.RaggedTensor):
+      tokens = tf.RaggedTensor.from_tensor(tokens)
+    lengths = tokens.row_lengths()
+    counts = -(-lengths // piece_tokens)
+    places = tf.range(tf.reduce_sum(counts)) - tf.repeat(tf.cumsum(counts, exclusive=True), counts)
+    totals, parts = tf.repeat(lengths, counts), tf.repeat(counts, counts)
+    piece_lengths = totals // parts + tf.cast(places < totals % parts, totals.dtype)
+    return {feature: tf.RaggedTensor.from_row_lengths(tokens.flat_values, piece_lengths, validate=False)}
+
+  batches = dataset.map(lambda example: {feature: example[feature]}).ragged_batch(_CUT_EXAMPLES)
+  return batches.map(pieces).unbatch().map(lambda piece: {feature: tf.ensure_shape(piece[feature], [None])})
+
+
 def without_empty_texts(dataset: tf.data.Dataset, *, feature: str = "targets") -> tf.data.Dataset:
   """Leaves out examples whose text is empty, or white space alone."""
   return dataset.filter(lambda example: tf.strings.length(tf.strings.strip(example[feature])) > 0)

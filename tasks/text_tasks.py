@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,55 +11,20 @@ import seqio
 
 from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.tasks import metrics, preprocessors
-from anystep.tasks.sources.array_record_source import ArrayRecordDataSource
-from anystep.tasks.sources.arrow_rows import COMPRESSIONS
-from anystep.tasks.sources.file_sources import (
-  ArrowDataSource,
-  CsvDataSource,
-  JsonLinesDataSource,
-  ParquetDataSource,
-  TextDataSource,
-)
 from anystep.tasks.sources.held_out_source import HeldOutDataSource
 from anystep.tasks.sources.huggingface_source import HuggingFaceDataSource, is_saved_dataset
 from anystep.tasks.sources.rows_source import FilesSource
+from anystep.tasks.text_formats import find_format, open_source
 
 Patterns = str | Iterable[str]
 
 PIECE_TOKENS = 512
 _HUB = "hf://"
-# What stands behind the ending of files of several shards, as in `a.jsonl-00000-of-00064` or `a.jsonl-*`.
-_SHARD = re.compile(r"[-*?][-*?0-9of\[\]]*\Z")
-
-
-def _array_records(files: Mapping[str, Patterns], columns: Sequence[str]) -> seqio.DataSource:
-  return ArrayRecordDataSource(files, columns=columns)
-
-
-def _lines(files: Mapping[str, Patterns], columns: Sequence[str]) -> seqio.DataSource:
-  return TextDataSource(files, column=columns[0])
-
-
-def _typed(source: type[CsvDataSource] | type[JsonLinesDataSource]) -> Any:
-  """A source whose first column is a text, whatever its values look like."""
-  return lambda files, columns: source(files, columns, types={columns[0]: "string"})
-
-
-# By the ending of files, what reads some of their columns.
-_FORMATS: Mapping[str, Callable[[Mapping[str, Patterns], Sequence[str]], seqio.DataSource]] = {
-  "array_record": _array_records,
-  "arrow": ArrowDataSource,
-  "csv": _typed(CsvDataSource),
-  "feather": ArrowDataSource,
-  "json": _typed(JsonLinesDataSource),
-  "jsonl": _typed(JsonLinesDataSource),
-  "parquet": ParquetDataSource,
-  "tsv": _typed(CsvDataSource),
-  "txt": _lines,
+# By what becomes of a text's end, what cuts it.
+_CUTS: Mapping[str, Callable] = {
+  "short": preprocessors.cut_into_token_pieces,
+  "balanced": preprocessors.cut_into_balanced_pieces,
 }
-# Those that may be compressed, and how; others compress by themselves.
-_COMPRESSED = {**dict.fromkeys(("csv", "json", "jsonl", "tsv"), tuple(COMPRESSIONS)), "txt": (".gz",)}
-
 # By style, what runs at reading, what has an end token, and the metrics.
 _AT_READING: Mapping[str, Sequence[Callable]] = {
   "lm": (preprocessors.lm,),
@@ -89,6 +53,7 @@ def text_task(
   validation: Patterns | None = None,
   validation_examples: int = 0,
   piece_tokens: int | None = PIECE_TOKENS,
+  tails: str = "short",
   file_format: str | None = None,
   metric_fns: Sequence[Callable] | None = None,
 ) -> seqio.Task:
@@ -120,6 +85,8 @@ def text_task(
       ones of each file (`sources.HeldOutDataSource`), before anything is cut.
     piece_tokens: length of a piece: what the model reads at a time, such as 568 for T5's lengths 512 and 114.
       None to keep texts whole; of one that is longer than the model reads, each epoch then takes one chunk.
+    tails: `short`: pieces are of this length, and the last one of a text is what is left of it. `balanced`: a
+      text's pieces are as few, and their lengths differ by a token at most.
     file_format: the ending that stands for the format, where files have another.
     metric_fns: in place of those of the style.
 
@@ -127,7 +94,8 @@ def text_task(
     The task, which `seqio.TaskRegistry` knows by its name from now on.
 
   Raises:
-    AnystepError: 78 `style_unknown`, `format_unknown`, `formats_differ`, `sentinels`, `options_exclusive`.
+    AnystepError: 78 `style_unknown`, `format_unknown`, `formats_differ`, `sentinels`, `tails_unknown`,
+      `options_exclusive`.
       What is wrong with files and columns shows when the task is first used: see `RowsSource`.
   """
   if style not in _AT_READING:
@@ -148,6 +116,17 @@ def text_task(
       got=f"extra_ids={vocabulary.extra_ids}",
       fix="give the vocabulary extra_ids, or choose another style",
     )
+  if tails not in _CUTS:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "tails_unknown",
+      task=name,
+      expected=" or ".join(_CUTS),
+      got=tails,
+      fix=f"name one of these, such as {find_nearest(str(tails), _CUTS, limit=1)}",
+    )
+  if piece_tokens is None and tails != "short":
+    raise _exclusive(name, "tails", "piece_tokens=None, which cuts nothing")
   source = _source(name, files, column=column, validation=validation, file_format=file_format)
   if validation_examples:
     if "validation" in source.splits:
@@ -163,7 +142,7 @@ def text_task(
   if ends_texts:
     steps.append(seqio.preprocessors.append_eos)
   if piece_tokens is not None:
-    steps.append(functools.partial(preprocessors.cut_into_token_pieces, piece_tokens=piece_tokens))
+    steps.append(functools.partial(_CUTS[tails], piece_tokens=piece_tokens))
   return seqio.TaskRegistry.add(
     name,
     source=source,
@@ -193,41 +172,25 @@ def _source(
       raise _exclusive(task, "validation", "files of that split")
     by_split["validation"] = validation
   by_split = {split: _patterns(patterns) for split, patterns in by_split.items()}
-  found = {p: _format_of(task, file_format or p) for patterns in by_split.values() for p in patterns}
-  if len(set(found.values())) > 1:
+  formats = {
+    pattern: find_format(file_format or pattern, option="file_format=", task=task)
+    for patterns in by_split.values()
+    for pattern in patterns
+  }
+  if len(set(formats.values())) > 1:
     raise AnystepError(
       ExitCode.CONFIG,
       "formats_differ",
       task=task,
       expected="files of one format",
-      got=", ".join(f"{pattern}: {kind}" for pattern, kind in found.items()),
+      got=", ".join(f"{pattern}: {kind}" for pattern, kind in formats.items()),
       fix="register a task for each, and a mixture of them",
     )
-  return _FORMATS[next(iter(found.values()))](by_split, [column])
+  return open_source(next(iter(formats.values())), by_split, column)
 
 
 def _patterns(patterns: Any) -> list[str]:
   return [str(p) for p in ([patterns] if isinstance(patterns, (str, os.PathLike)) else patterns)]
-
-
-def _format_of(task: str, pattern: str) -> str:
-  """The format of files, by how their names end."""
-  name = _SHARD.sub("", os.path.basename(pattern))
-  stem, compression = os.path.splitext(name)
-  if compression not in COMPRESSIONS:
-    stem, compression = name, ""
-  ending = os.path.splitext(f"x.{stem}")[1].removeprefix(".")
-  if ending not in _FORMATS or (compression and compression not in _COMPRESSED.get(ending, ())):
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "format_unknown",
-      task=task,
-      path=pattern,
-      expected=f"files that end in .{', .'.join(_FORMATS)}; those of text compressed or not",
-      got=f"{ending or 'no ending'}{compression}",
-      fix=f"say which format they are in with file_format=, such as {find_nearest(ending, _FORMATS)}",
-    )
-  return ending
 
 
 def _exclusive(task: str, option: str, other: str) -> AnystepError:

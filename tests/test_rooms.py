@@ -34,7 +34,7 @@ FLOORS = """
   anystep.tasks.startup anystep.tasks.tensors anystep.tasks.metrics anystep.tasks.preprocessors
   anystep.tasks.seqio_internals
   anystep.tasks.vocabularies anystep.tasks.sources
-  anystep.tasks.registry
+  anystep.tasks.text_formats anystep.tasks.registry
   anystep.tasks.reading
   anystep.tasks.seqio_api anystep.tasks.text_tasks anystep.tasks.preview
   anystep.t5x anystep.tasks

@@ -58,6 +58,7 @@ TASKS = {
     "shard_info": "Shards are numbered from 0, below their number.",
     "special_token": "The tokenizer has no such special token; near ones are printed.",
     "style_unknown": "No style of task has this name; near names are printed.",
+    "tails_unknown": "Ends of texts are `short` or `balanced` pieces.",
     "tokenize_missing": "The task does not tokenize, so its texts cannot be told.",
     "tokenizer_random": "The tokenizer draws at random, so a text has several encodings.",
     "too_many_examples": "There are not so many different examples.",

@@ -1,6 +1,6 @@
 """Sources for SeqIO tasks that SeqIO has none of, and which files can be trained from as they are.
 
-A new format is a file here and a row in `text_tasks`. What is done to examples is not a source's affair.
+A new format is a file here and a row in `text_formats`. What is done to examples is not a source's affair.
 """
 
 from anystep.lazy import lazy_names

@@ -7,6 +7,7 @@ import contextlib
 import glob
 import hashlib
 import io
+import itertools
 import os
 import stat
 import sys
@@ -23,7 +24,8 @@ from anystep.programs.command_line import run_program
 from anystep.programs.progress import Progress, format_duration
 from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output
 from anystep.tasks.registry.modules import import_modules
-from anystep.tasks.sources.arrow_rows import open_input
+from anystep.tasks.sources.arrow_rows import find_compression, open_input
+from anystep.tasks.text_formats import FORMATS, find_format, open_source
 from anystep.tasks.vocab_program.training import (
   MODEL_TYPES,
   Coverage,
@@ -36,6 +38,13 @@ from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 _SHOWN_TEXT = "The quick brown fox jumps over 13 lazy dogs."
 _SHOWN_SECONDS = 0.5
+# The format whose texts are lines.
+_LINES = "txt"
+_EXAMPLES = """examples:
+  anystep-vocab train --task=my_task --module_import=my_tasks --size=32000 --output=my.model
+  anystep-vocab train --files="data/*.jsonl" --column=text --size=8000 --byte_fallback --output=my.model
+  anystep-vocab show my.model --text="how is this encoded?"
+"""
 _MAX_FILE_BYTES = 1 << 30
 _MAX_PIECES = 1 << 24
 
@@ -54,35 +63,42 @@ def run() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = Parser(prog="anystep-vocab", description=__doc__, allow_abbrev=False)
+  parser = Parser(
+    prog="anystep-vocab",
+    description=__doc__,
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
   commands = parser.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
   text = "train a SentencePiece model on a task's text, or on files, and print how well it covers them"
   train = commands.add_parser("train", help=text, description=text, allow_abbrev=False)
   train.set_defaults(run=_train)
-  source = train.add_mutually_exclusive_group(required=True)
+  texts = train.add_argument_group("the texts")
+  source = texts.add_mutually_exclusive_group(required=True)
   source.add_argument("--task", help="a registered task: its examples before seqio.preprocessors.tokenize")
-  source.add_argument(
-    "--files", metavar="PATTERN", help='files of text, an example a line, as "data/*.txt", compressed or not'
-  )
-  add_module_import_flag(train)
-  train.add_argument("--split", default="train", help="of the task; default train")
+  text = 'files, as "data/*.jsonl", whose ending says their format, as for text_task'
+  source.add_argument("--files", metavar="PATTERN", help=text)
+  add_module_import_flag(texts)
+  texts.add_argument("--split", help="of the task; default train")
   text = "of the task, may be repeated; default all output features that are text"
-  train.add_argument("--feature", action="append", help=text)
-  train.add_argument(
-    "--size",
-    type=_make_count_parser(4, _MAX_PIECES),
-    required=True,
-    help="pieces, with padding, end and unknown",
-  )
-  train.add_argument("--model_type", choices=MODEL_TYPES, default="unigram", help="default unigram")
+  texts.add_argument("--feature", action="append", help=text)
+  text = "of the files, that has the texts; default text. Files of lines, .txt, have none"
+  texts.add_argument("--column", help=text)
+  text = "the ending that stands for the files' format, where they have another"
+  texts.add_argument("--file_format", choices=sorted(FORMATS), help=text)
+  text = "read at most so many, an equal number of each source shard or file; default 200000"
+  texts.add_argument("--max_examples", type=_make_count_parser(1), default=200_000, metavar="N", help=text)
+  model = train.add_argument_group("the model")
+  text = "pieces, with padding, end and unknown"
+  model.add_argument("--size", type=_make_count_parser(4, _MAX_PIECES), required=True, metavar="N", help=text)
+  model.add_argument("--model_type", choices=MODEL_TYPES, default="unigram", help="default unigram")
   text = "share of the text's characters that get pieces; default 0.9995"
-  train.add_argument("--character_coverage", type=_parse_share, default=0.9995, metavar="SHARE", help=text)
+  model.add_argument("--character_coverage", type=_parse_share, default=0.9995, metavar="SHARE", help=text)
   text = "rare characters become bytes, in place of unknown; the size holds 256 pieces for them"
-  train.add_argument("--byte_fallback", action="store_true", help=text)
-  text = "read at most so many, an equal number of each source shard; default 200000"
-  train.add_argument("--max_examples", type=_make_count_parser(1), default=200_000, metavar="N", help=text)
-  train.add_argument("--output", required=True, metavar="FILE", help="the model's file")
-  train.add_argument("--overwrite", action="store_true", help="replace the file that is there")
+  model.add_argument("--byte_fallback", action="store_true", help=text)
+  model.add_argument("--output", required=True, metavar="FILE", help="the model's file")
+  model.add_argument("--overwrite", action="store_true", help="replace the file that is there")
   text = "print a vocabulary's size and special ids, and how it encodes a text"
   show = commands.add_parser("show", help=text, description=text, allow_abbrev=False)
   show.set_defaults(run=_show)
@@ -93,10 +109,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
-  if arguments.files is not None and (arguments.feature or arguments.module_import):
-    raise _make_usage_error(
-      "--feature or --module_import with --files", "leave them out: they are for --task"
-    )
+  of_task, of_files = ("feature", "module_import", "split"), ("column", "file_format")
+  source, other, others = (
+    ("task", "files", of_files) if arguments.files is None else ("files", "task", of_task)
+  )
+  if given := [name for name in others if getattr(arguments, name)]:
+    raise _make_usage_error(f"--{given[0]} with --{source}", f"leave it out: it is for --{other}")
   options = TrainingOptions(
     size=arguments.size,
     model_type=arguments.model_type,
@@ -162,7 +180,7 @@ def _read_task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
   fix = "correct the name, or name the module that registers it with --module_import"
   return read_task_texts(
     find_task(arguments.task, fix=fix),
-    arguments.split,
+    arguments.split or "train",
     features=arguments.feature,
     max_examples=arguments.max_examples,
   )
@@ -179,8 +197,57 @@ def _read_files(arguments: argparse.Namespace) -> Iterator[list[str]]:
       got="none that the pattern matches",
       fix="correct the pattern, and quote it for the shell",
     )
+  by_format: dict[str, list[str]] = {}
+  for path in paths:
+    by_format.setdefault(_find_format(path, arguments.file_format), []).append(path)
   quota = -(-arguments.max_examples // len(paths))
+  column = arguments.column or "text"
+  readers = [
+    _read_lines(of_format, quota) if name == _LINES else _read_columns(name, of_format, column, quota)
+    for name, of_format in sorted(by_format.items())
+  ]
+  return itertools.chain.from_iterable(readers)
+
+
+def _find_format(path: str, file_format: str | None) -> str:
+  """Return a file's format; a pipe's is lines of text, and so is that of text in any compression."""
+  if file_format is not None:
+    return file_format
+  without_compression = path.removesuffix(find_compression(path))
+  if os.path.splitext(without_compression)[1] == f".{_LINES}" or stat.S_ISFIFO(os.stat(path).st_mode):
+    return _LINES
+  return find_format(path, option="--file_format")
+
+
+def _read_lines(paths: Sequence[str], quota: int) -> Iterator[list[str]]:
   return ([line] for path in paths for line in _first_lines(path, quota))
+
+
+def _read_columns(name: str, paths: Sequence[str], column: str, quota: int) -> Iterator[list[str]]:
+  """Return the texts of a column of files, as `text_task` reads them."""
+  from anystep.tasks.startup import quiet_stderr, start_tensorflow
+
+  start_tensorflow()
+  with quiet_stderr():
+    import seqio
+
+    from anystep.tasks.vocab_program.task_texts import read_task_texts
+  task = seqio.Task(
+    "files",
+    source=open_source(name, {"train": paths}, column),
+    preprocessors=[seqio.preprocessors.tokenize],
+    output_features={},
+  )
+
+  def read() -> Iterator[list[str]]:
+    try:
+      yield from read_task_texts(task, "train", features=[column], max_examples=quota * len(paths))
+    except AnystepError as error:
+      if error.kind == "source_unreadable":
+        error.fix = "mend the file, or say which format it is in with --file_format"
+      raise
+
+  return read()
 
 
 def _may_end(path: str) -> bool:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from anystep.errors import AnystepError
 from anystep.tasks.preprocessors import (
+  cut_into_balanced_pieces,
   cut_into_pieces,
   cut_into_token_pieces,
   lm,
@@ -95,6 +96,27 @@ def test_token_pieces_are_of_one_length_but_the_last_and_lose_nothing(piece_toke
     for start in range(first, stop, piece_tokens)
   ]
   assert [piece["targets"].tolist() for piece in pieces.as_numpy_iterator()] == expected
+
+
+@pytest.mark.parametrize("piece_tokens", [1, 3, 64])
+def test_balanced_pieces_are_as_few_and_of_nearly_one_length_and_lose_nothing(piece_tokens):
+  sizes = [*range(9), 0, 200, 64, 65, 0, 129, *[7] * 100]
+  starts = np.cumsum([0, *sizes])
+  ragged = tf.RaggedTensor.from_row_lengths(tf.range(int(starts[-1])), sizes)
+  dataset = tf.data.Dataset.from_tensor_slices({"targets": ragged, "other": sizes})
+  pieces = cut_into_balanced_pieces(dataset, piece_tokens=piece_tokens)
+  assert pieces.element_spec == {"targets": tf.TensorSpec([None], tf.int32)}
+  found = [piece["targets"].tolist() for piece in pieces.as_numpy_iterator()]
+  assert list(itertools.chain.from_iterable(found)) == list(range(int(starts[-1])))
+  by_example = [
+    [len(piece) for piece in found if start <= piece[0] < stop]
+    for start, stop in itertools.pairwise(starts.tolist())
+  ]
+  for size, lengths in zip(sizes, by_example, strict=True):
+    assert sum(lengths) == size
+    assert len(lengths) == -(-size // piece_tokens)
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
 
 
 def test_texts_of_white_space_are_left_out():

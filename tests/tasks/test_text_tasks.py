@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 
 import datasets
@@ -18,6 +19,7 @@ from anystep.errors import AnystepError
 from anystep.records.writing import serialize_example
 from anystep.tasks import text_task
 from anystep.tasks.reading.task_reader import TaskReader
+from anystep.tasks.registry.fingerprint import reader_part
 from anystep.tasks.sources import HuggingFaceDataSource, TextDataSource
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
@@ -115,6 +117,20 @@ def test_end_tokens_end_texts_and_not_pieces(tmp_path):
       assert cached(task) == [tokens[k : k + 20] for tokens in ended for k in range(0, len(tokens), 20)]
 
 
+def test_balanced_tails_leave_no_short_piece_and_are_another_task(tmp_path):
+  WRITERS["txt"](tmp_path / "a.txt", TEXTS)
+  descriptions = []
+  for tails in ({}, {"tails": "short"}, {"tails": "balanced"}):
+    with registered("mine", str(tmp_path / "a.txt"), style="lm", piece_tokens=20, **tails) as task:
+      descriptions.append(reader_part(task, cache_at="placeholder", task_feature_lengths=None))
+      pieces = cached(task)
+  assert descriptions[0] == descriptions[1] != descriptions[2]
+  ended = [[*tokens_of(text), EOS] for text in TEXTS if text]
+  assert list(itertools.chain.from_iterable(pieces)) == list(itertools.chain.from_iterable(ended))
+  assert len(pieces) == sum(-(-len(tokens) // 20) for tokens in ended)
+  assert min(map(len, pieces)) >= min(10, *map(len, ended))
+
+
 LENGTHS = {
   "lm": {"targets": 24},
   "prefix_lm": {"inputs": 24, "targets": 24},
@@ -181,6 +197,10 @@ def refused(kind, *arguments, **named):
 def test_what_is_mistyped_is_refused_with_what_is_near(tmp_path):
   error = refused("style_unknown", "a.txt", style="prefixlm")
   assert (error.fields["got"], error.fix) == ("prefixlm", "name one of these, such as prefix_lm")
+  error = refused("tails_unknown", "a.txt", tails="balance")
+  assert (error.fields["got"], error.fix) == ("balance", "name one of these, such as balanced")
+  error = refused("options_exclusive", "a.txt", tails="balanced", piece_tokens=None)
+  assert error.fields["expected"].startswith("either tails or piece_tokens=None")
   for pattern, got in (("a.jsnl", "jsnl"), ("a.parquet.gz", "parquet.gz"), ("data/*", "no ending")):
     error = refused("format_unknown", pattern)
     assert (error.fields["path"], error.fields["got"]) == (pattern, got)

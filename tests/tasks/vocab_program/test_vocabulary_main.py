@@ -1,14 +1,19 @@
 """`anystep-vocab`: models trained on a task's text before its tokens, the same in every run."""
 
+import csv
 import functools
 import gzip
+import json
 import random
 import time
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import seqio
 import tensorflow as tf
 from job_runs import registered
+from pyarrow import feather
 
 from anystep.errors import AnystepError
 from anystep.programs import progress
@@ -29,6 +34,22 @@ WORDS = ["def", "return", "self", "yield", "None", "import", "raise", "lambda", 
 def texts_of(count, seed=0):
   words = random.Random(seed)
   return [" ".join(words.choices(WORDS, k=words.randint(1, 30))) + f" {k}" for k in range(count)]
+
+
+def write_texts(path, column, texts):
+  """Writes texts as a column beside a number."""
+  rows = [{"number": k, column: text} for k, text in enumerate(texts)]
+  ending, _, compression = path.name.partition(".")[2].partition(".")
+  if ending in ("csv", "tsv"):
+    with path.open("w", newline="") as file:
+      writer = csv.DictWriter(file, ["number", column], delimiter="," if ending == "csv" else "\t")
+      writer.writeheader()
+      writer.writerows(rows)
+  elif ending in ("parquet", "arrow"):
+    (pq.write_table if ending == "parquet" else feather.write_feather)(pa.Table.from_pylist(rows), path)
+  else:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if compression else content)
 
 
 class Texts(seqio.DataSource):
@@ -228,6 +249,53 @@ class TestProgram:
     texts = [text for k in range(2) for text in texts_of(100, seed=k)[:60]]
     options = TrainingOptions(size=330, model_type="bpe", byte_fallback=True)
     assert output.read_bytes() == train_model(texts, options).content
+
+  @pytest.mark.parametrize("ending", ["jsonl", "json.gz", "csv", "tsv", "parquet", "arrow"])
+  def test_trains_on_the_texts_of_files_and_never_on_their_syntax(self, tmp_path, ending):
+    texts = [f'"{text}"' for text in texts_of(60)]
+    write_texts(tmp_path / f"a.{ending}", "body", texts)
+    output = tmp_path / "of_files.model"
+    arguments = ["train", f"--files={tmp_path}/a.*", "--column=body", "--size=50", f"--output={output}"]
+    assert main([*arguments, "--max_examples=50"]) == 0
+    assert output.read_bytes() == train_model(texts[:50], TrainingOptions(size=50)).content
+
+  def test_trains_on_files_of_several_formats_and_of_one_that_is_named(self, tmp_path):
+    texts = texts_of(80)
+    write_texts(tmp_path / "a.jsonl", "text", texts[:40])
+    (tmp_path / "b.txt").write_text("\n".join(texts[40:]), encoding="utf-8")
+    (tmp_path / "lines.log").write_text("\n".join(texts), encoding="utf-8")
+    output = tmp_path / "of_files.model"
+    for flags in ([f"--files={tmp_path}/[ab].*"], [f"--files={tmp_path}/lines.log", "--file_format=txt"]):
+      main(["train", *flags, "--size=50", f"--output={output}", "--overwrite"])
+      assert output.read_bytes() == train_model(texts, TrainingOptions(size=50)).content
+
+  @pytest.mark.parametrize(
+    ("name", "flags", "kind", "fix"),
+    [
+      ("a.log", [], "format_unknown", "--file_format"),
+      ("a", [], "format_unknown", "--file_format"),
+      ("a.parquet.gz", [], "format_unknown", "--file_format"),
+      ("a.jsonl", ["--column=txet"], "column_missing", "text"),
+      ("a.jsonl", ["--file_format=parquet"], "file_container", ""),
+      ("a.jsonl", ["--split=train"], "arguments", "--task"),
+    ],
+  )
+  def test_refuses_files_whose_texts_it_cannot_tell(self, tmp_path, name, flags, kind, fix):
+    write_texts(tmp_path / "a.jsonl", "text", texts_of(30))
+    (tmp_path / "a.jsonl").rename(tmp_path / name)
+    with pytest.raises(AnystepError) as failure:
+      main(["train", f"--files={tmp_path / name}", *flags, "--size=50", f"--output={tmp_path}/no.model"])
+    assert failure.value.kind == kind
+    assert fix in failure.value.fix
+    assert not (tmp_path / "no.model").exists()
+
+  def test_says_which_file_holds_what_is_no_text(self, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": [1]}\n')
+    with pytest.raises(AnystepError) as failure:
+      main(["train", f"--files={tmp_path}/a.jsonl", "--size=50", f"--output={tmp_path}/no.model"])
+    assert (failure.value.code, failure.value.kind) == (66, "source_unreadable")
+    assert failure.value.fields["source_shard"].endswith("a.jsonl")
+    assert failure.value.fix.startswith("mend the file")
 
   def test_says_that_sentencepiece_is_at_work(self, monkeypatch, capsys):
     monkeypatch.setattr(vocabulary_main, "_SHOWN_SECONDS", 0.01)
