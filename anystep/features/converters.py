@@ -245,6 +245,51 @@ class MaxTextConverter:
     return rows
 
 
+def joins_sequences(
+  converter: FeatureConverter | None, feature_lengths: Mapping[str, int], *, packed: bool
+) -> bool:
+  """Return whether inputs and targets are joined before they are cut, as for a prefix LM without packing."""
+  is_prefix_lm = isinstance(converter, PrefixLMConverter) or (
+    isinstance(converter, DecoderConverter) and "inputs" in feature_lengths
+  )
+  return is_prefix_lm and not packed
+
+
+def cut_lengths(
+  converter: FeatureConverter | None,
+  lengths: Mapping[str, np.ndarray],
+  *,
+  feature_lengths: Mapping[str, int],
+  packed: bool,
+) -> dict[str, np.ndarray]:
+  """Return lengths of sequences after they are cut to rows, of the features that have a length there.
+
+  >>> cut = cut_lengths(
+  ...   PrefixLMConverter(),
+  ...   {"inputs": np.array([3, 6, 9]), "targets": np.array([3, 3, 3])},
+  ...   feature_lengths={"inputs": 4, "targets": 4},
+  ...   packed=False,
+  ... )
+  >>> {name: column.tolist() for name, column in cut.items()}
+  {'inputs': [3, 6, 8], 'targets': [3, 2, 0]}
+
+  Args:
+    converter: others than those of this module, and None, are taken to cut each feature to its own length.
+    lengths: `(examples,) int64` by feature, before they are cut.
+    feature_lengths: number of tokens that each task feature is cut to.
+    packed: whether rows have several examples.
+  """
+  with_length = {name: column for name, column in lengths.items() if name in feature_lengths}
+  if joins_sequences(converter, feature_lengths, packed=packed) and with_length.keys() >= {
+    "inputs",
+    "targets",
+  }:
+    length = feature_lengths["inputs"] + feature_lengths["targets"]
+    inputs = np.minimum(lengths["inputs"], length)
+    return {"inputs": inputs, "targets": np.minimum(lengths["targets"], length - inputs)}
+  return {name: np.minimum(column, feature_lengths[name]) for name, column in with_length.items()}
+
+
 class Tokens(NamedTuple):
   """Sequences of a feature in rows.
 

@@ -10,85 +10,11 @@ import numpy as np
 
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
+from anystep.inspection.length_counts import LengthCounts
 from anystep.inspection.rows import split_by_segment
 from anystep.plans.plan import Plan
 
-QUANTILES = (50, 90, 99)
-# Lengths below this are counted in an array; the few longer ones in a dict.
-_ARRAY_LENGTHS = 1 << 16
 _RECORDS_AT_A_TIME = 1 << 20
-
-
-class LengthCounts:
-  """Number of examples of each length of a feature. Memory grows with the lengths, not with the examples.
-
-  >>> counts = LengthCounts()
-  >>> counts.add(np.array([3, 5, 3, 100_000]))
-  >>> counts.examples, counts.tokens, counts.largest, counts.quantile(50)
-  (4, 100011, 100000, 3)
-  >>> counts.cut(4)
-  (2, 99997)
-  """
-
-  def __init__(self):
-    self._short = np.zeros(_ARRAY_LENGTHS, np.int64)
-    self._long: dict[int, int] = {}
-
-  def add(self, lengths: np.ndarray) -> None:
-    """Count the lengths of further examples, `(examples,)` integers >= 0."""
-    short = lengths < _ARRAY_LENGTHS
-    self._short += np.bincount(lengths[short], minlength=_ARRAY_LENGTHS)
-    values, counts = np.unique(lengths[~short], return_counts=True)
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-      self._long[value] = self._long.get(value, 0) + count
-
-  @property
-  def table(self) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths that occur, ascending, and their counts: `(lengths,) int64` each."""
-    short = np.flatnonzero(self._short)
-    long = sorted(self._long)
-    values = np.concatenate([short, np.array(long, np.int64)])
-    counts = [self._short[short], np.array([self._long[value] for value in long], np.int64)]
-    return values, np.concatenate(counts)
-
-  @property
-  def examples(self) -> int:
-    """The number of counted examples."""
-    return int(self.table[1].sum())
-
-  @property
-  def tokens(self) -> int:
-    """The sum of the lengths."""
-    values, counts = self.table
-    return int((values * counts).sum())
-
-  @property
-  def largest(self) -> int:
-    """The largest length; 0 without examples."""
-    return int(self.table[0].max(initial=0))
-
-  def quantile(self, percent: int) -> int:
-    """Return the smallest length that at least `percent` of the examples do not exceed."""
-    values, counts = self.table
-    if not values.size:
-      return 0
-    rank = -(-int(counts.sum()) * percent // 100)
-    return int(values[np.searchsorted(np.cumsum(counts), rank)])
-
-  def cut(self, length: int) -> tuple[int, int]:
-    """Return the number of examples longer than a length, and of their tokens beyond it."""
-    values, counts = self.table
-    return int(counts[values > length].sum()), int((np.maximum(values - length, 0) * counts).sum())
-
-  def histogram(self) -> list[tuple[int, int, int]]:
-    """Return (from, to, examples) for lengths 0, 1, 2 to 3, 4 to 7, …, from the shortest to the longest."""
-    values, counts = self.table
-    bits = [int(value).bit_length() for value in values]
-    examples = np.bincount(bits, weights=counts) if bits else np.zeros(0)
-    return [
-      (1 << bit >> 1, max((1 << bit) - 1, 0), int(examples[bit]))
-      for bit in range(min(bits, default=0), len(examples))
-    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,30 +92,8 @@ class CacheStats:
       return {**fields, "features": None}
     return {
       **fields,
-      "features": {
-        name: _describe(counts, feature_lengths.get(name)) for name, counts in self.features.items()
-      },
+      "features": {name: counts.to_json(feature_lengths.get(name)) for name, counts in self.features.items()},
     }
-
-
-def _describe(counts: LengthCounts, length: int | None) -> dict[str, Any]:
-  described: dict[str, Any] = {
-    "tokens": counts.tokens,
-    "mean": counts.tokens / max(counts.examples, 1),
-    "max": counts.largest,
-    **{f"p{percent}": counts.quantile(percent) for percent in QUANTILES},
-  }
-  if length is not None:
-    examples, tokens = counts.cut(length)
-    described |= {
-      "feature_length": length,
-      "cut_examples": examples,
-      "cut_examples_percent": 100 * examples / max(counts.examples, 1),
-      "cut_tokens": tokens,
-      "cut_tokens_percent": 100 * tokens / max(counts.tokens, 1),
-    }
-  bins = [{"from": low, "to": high, "examples": examples} for low, high, examples in counts.histogram()]
-  return {**described, "histogram": bins}
 
 
 def rows_of_tasks(plan: Plan, steps: range) -> dict[str, int]:

@@ -76,6 +76,14 @@ class Transform(abc.ABC):
     """Transform examples, of which some may be dropped; return the kept ones and their rows, `(kept,)`."""
     return self(batch, records), np.arange(len(records.indices))
 
+  def count_cut_tokens(self, batch: Batch, records: Records) -> np.ndarray | None:
+    """Return how many tokens the transform itself cuts off each example to fit lengths, `(rows,) int64`.
+
+    Tokens that it leaves for a converter to cut do not count. None where that is not known. Functions that
+    are told no lengths cut nothing to fit them.
+    """
+    return np.zeros(len(records.indices), np.int64)
+
 
 Transforms = Mapping[str, Transform | Sequence[Transform]]
 """Transforms by task name: one, or several in order."""
@@ -117,6 +125,22 @@ class Chain(Transform):
         # Without examples, a transform such as `Map` does not know the features for the next one.
         break
     return batch, rows
+
+  def count_cut_tokens(self, batch: Batch, records: Records) -> np.ndarray | None:
+    """See `Transform`."""
+    cut_tokens = np.zeros(len(records.indices), np.int64)
+    rows = np.arange(len(records.indices))
+    for position, transform in enumerate(self.transforms):
+      if not len(rows):
+        break
+      records_of_rows = records.only(rows)._replace(place=position)
+      more = transform.count_cut_tokens(batch, records_of_rows)
+      if more is None:
+        return None
+      cut_tokens[rows] += more
+      batch, kept_rows = transform.survey(batch, records_of_rows)
+      rows = rows[kept_rows]
+    return cut_tokens
 
 
 def _add_up(appended: Sequence[Mapping[str, int] | None]) -> Mapping[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anystep.inspection.stats import QUANTILES
+from anystep.inspection.length_counts import QUANTILES
 from anystep.programs.html_page import as_html, html_page, html_table
 
 _BAR_WIDTH, _VALUE_WIDTH, _ROW_HEIGHT, _LETTER_WIDTH = 480, 150, 20, 7

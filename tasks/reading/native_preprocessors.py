@@ -34,11 +34,15 @@ class _Draw(NamedTuple):
     num_seeds: number of its seed pairs.
     outputs: the features that it makes.
     run: makes them from a batch and seeds, `(rows, num_seeds, 2) int64`.
+    chunked: the feature of which it takes a chunk.
+    chunk_tokens: length of the longest chunk.
   """
 
   num_seeds: int
   outputs: Mapping[str, Feature]
   run: Callable[[Batch, np.ndarray], Batch]
+  chunked: str
+  chunk_tokens: int
 
 
 class NativePreprocessors:
@@ -113,6 +117,25 @@ class NativePreprocessors:
         result[name] = _append(feature, value) if kind == "append" else _trim(feature, kind, value)
     return result
 
+  def count_cut_tokens(self, batch: Batch, seeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the number of tokens that are cut off each example, `(rows,) int64`; arguments as for a call."""
+    cut_tokens: Any = 0
+    result = dict(batch)
+    for position, step in enumerate(self._steps):
+      if isinstance(step, _Draw):
+        cut_tokens = cut_tokens + _count_beyond(result[step.chunked], step.chunk_tokens)
+        result.update(step.run(result, seeds[str(position)]))
+        continue
+      for name, kind, value in step:
+        feature = result[name]
+        assert isinstance(feature, Ragged)
+        if kind == "append":
+          result[name] = _append(feature, value)
+        else:
+          cut_tokens = cut_tokens + _count_beyond(feature, value)
+          result[name] = _trim(feature, kind, value)
+    return cut_tokens + np.zeros(len(next(iter(batch.values()))), np.int64)
+
 
 def _recognize(
   preprocessor: Callable,
@@ -174,7 +197,8 @@ def _make_chunk_step(
   if chunked is None or len(chunked.shape) != 1 or type(length) is not int or length < 0:
     return None
   results = {feature: Feature(dtype=chunked.dtype, shape=(None,))}
-  return _Draw(1, results, functools.partial(_cut_chunks, name=feature, length=length))
+  run = functools.partial(_cut_chunks, name=feature, length=length)
+  return _Draw(1, results, run, feature, length)
 
 
 def _cut_chunks(batch: Batch, seeds: np.ndarray, *, name: str, length: int) -> Batch:
@@ -215,7 +239,7 @@ def _make_span_step(
     return None
   results = dict.fromkeys(names, Feature(dtype=corrupted.dtype, shape=(None,)))
   run = functools.partial(_corrupt, counts=counts, first_sentinel=vocabulary.vocab_size - 1)
-  return _Draw(3, results, run)
+  return _Draw(3, results, run, "targets", chunk_tokens)
 
 
 def _corrupt(batch: Batch, seeds: np.ndarray, *, counts: np.ndarray, first_sentinel: int) -> Batch:
@@ -250,6 +274,12 @@ def _count_appended(
     longest[name] = longest[name] + 1 if kind == "append" else min(longest[name], value)
   cut = any(longest[name] < length for name, length in feature_lengths.items() if name in longest)
   return None if cut else appended
+
+
+def _count_beyond(feature: Ragged | np.ndarray, limit: int) -> np.ndarray:
+  """Return the number of each sequence's tokens beyond a length, `(rows,) int64`."""
+  assert isinstance(feature, Ragged)
+  return np.maximum(feature.lengths - limit, 0)
 
 
 def _trim(feature: Ragged, kind: str, limit: int) -> Ragged:

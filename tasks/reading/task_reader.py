@@ -14,6 +14,7 @@ from anystep.features.ragged import Batch, Ragged
 from anystep.order.permutation import round_keys, sub_keys
 from anystep.tasks.reading.native_preprocessors import NativePreprocessors
 from anystep.tasks.reading.preprocessor_graph import PreprocessorGraph, Seeds, element_spec, validate
+from anystep.tasks.reading.uncut_graphs import UncutGraphs
 from anystep.transforms.identity import describe
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
@@ -93,6 +94,7 @@ class TaskReader(Transform):
       validate(task, types.SimpleNamespace(element_spec=element_spec(self._native.features)))
       return
     self._graph = PreprocessorGraph(task, self._preprocessors, features, feature_lengths)
+    self._uncut = UncutGraphs(task, self._preprocessors, features, feature_lengths)
     self._num_seeds = self._graph.num_seeds
     self.is_random = any(self._num_seeds)
     self.may_drop = self._graph.may_drop[-1]
@@ -137,6 +139,13 @@ class TaskReader(Transform):
         got=f"several of the record of index {records.indices[row[0]]} in epoch {records.epochs[row[0]]}",
       )
     return kept, rows
+
+  def count_cut_tokens(self, batch: Batch, records: Records) -> np.ndarray | None:
+    """Return how many tokens the preprocessors cut off each example to fit the feature lengths."""
+    seeds = self._seeds(records)
+    if self._native is not None:
+      return self._native.count_cut_tokens(batch, seeds)
+    return self._uncut.count_cut_tokens(batch, seeds, *self.survey(batch, records))
 
   def _seeds(self, records: Records, num_preprocessors: int | None = None) -> Seeds:
     """The seeds of the first preprocessors."""
