@@ -90,10 +90,10 @@ class ReadLengths:
 
   def to_json(self) -> dict[str, Any]:
     """Return the numbers as a JSON object."""
-    names = ("counted_examples", "dropped_examples", "cut_examples", "cut_examples_percent", "tokens")
-    names += ("cut_tokens", "cut_tokens_percent", "is_all_known")
+    counts = ("counted_examples", "dropped_examples", "cut_examples", "cut_examples_percent")
+    tokens = ("tokens", "cut_tokens", "cut_tokens_percent", "is_all_known")
     return {
-      **{name: getattr(self, name) for name in names},
+      **{name: getattr(self, name) for name in (*counts, *tokens)},
       "feature_lengths": dict(self.feature_lengths),
       "features": {
         name: counts.to_json(self.feature_lengths.get(name)) for name, counts in self.features.items()

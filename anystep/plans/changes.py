@@ -313,16 +313,16 @@ def replace_later_segments(segments: Sequence[Segment], new: Sequence[Segment]) 
   The reason of the last one names the steps at which others were to start.
   """
   start_step, new_names = new[-1].start_step, {name for segment in new for name in segment.tasks}
-  kept = [s for s in segments if s.start_step <= start_step]
+  earlier = [s for s in segments if s.start_step <= start_step]
   dropped = [s.start_step for s in segments if s.start_step > start_step]
   # A segment that starts at the same step has no steps left. It stays if it alone records a task's unit.
-  while kept and kept[-1].start_step == start_step and kept[-1].tasks.keys() <= new_names:
-    dropped.insert(0, kept.pop().start_step)
+  while earlier and earlier[-1].start_step == start_step and earlier[-1].tasks.keys() <= new_names:
+    dropped.insert(0, earlier.pop().start_step)
   last = new[-1]
   if dropped:
     steps = ", ".join(map(str, dropped))
     last = dataclasses.replace(last, reason=f"{last.reason}; dropped what was to start at {steps}")
-  return (*kept, *new[:-1], last)
+  return (*earlier, *new[:-1], last)
 
 
 def select_tasks(tasks: Mapping[str, PlannedTask], segments: Iterable[Segment]) -> dict[str, PlannedTask]:

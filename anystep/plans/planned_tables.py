@@ -89,7 +89,7 @@ def check_caches(
 def _find_table(
   cache: Cache,
   sha256: str | None,
-  held: UnitTable | None,
+  planned: UnitTable | None,
   transforms: Mapping[str, Transform] | None,
   *,
   packing: PackingPolicy,
@@ -100,7 +100,7 @@ def _find_table(
   Args:
     cache: the task's.
     sha256: of the plan's table; None where it has none.
-    held: the table, where the plan holds it.
+    planned: the table, where the plan holds it.
     transforms: of the tasks that have any; None where transforms are not known. Where they are, a table that
       is not there is made anew.
     packing, feature_lengths: the plan's.
@@ -108,7 +108,7 @@ def _find_table(
   Raises:
     AnystepError: 66 `unit_table_missing`; 76 `unit_table` for other transforms; as `make_unit_table`.
   """
-  table = held
+  table = planned
   if table is None and sha256 is not None:
     table = find_unit_table(cache, sha256)
   if transforms is not None:
@@ -137,19 +137,19 @@ def _check_made_for(
 ) -> None:
   """Refuse a table that was made for something else; None where there is no table."""
   made_for = {} if table is None else table.made_for
-  wanted = {}
+  read_for = {}
   if needs_unit_table(transform, packing):
-    wanted = table_made_for(cache, transform, packing=packing, feature_lengths=feature_lengths)
+    read_for = table_made_for(cache, transform, packing=packing, feature_lengths=feature_lengths)
   # Transforms first: they are why one side has a table and the other none.
-  for item in sorted(made_for.keys() | wanted.keys(), key=lambda item: (item != "transforms", item)):
-    if canonical_json(made_for.get(item)) != canonical_json(wanted.get(item)):
+  for item in sorted(made_for.keys() | read_for.keys(), key=lambda item: (item != "transforms", item)):
+    if canonical_json(made_for.get(item)) != canonical_json(read_for.get(item)):
       raise AnystepError(
         ExitCode.MISMATCH,
         "unit_table",
         task=cache.manifest.task,
         item=item,
         expected=made_for.get(item),
-        got=wanted.get(item),
+        got=read_for.get(item),
         fix="read with the transforms that the plan was made for, or start a new plan with these",
       )
 

@@ -141,7 +141,7 @@ class PlannedTask:
     record = dataclasses.asdict(PlannedTask.of(cache, table))
     for field, value in without_transforms(dataclasses.asdict(self)).items():
       if record[field] != value:
-        raise _other_cache(name, field, expected=value, got=record[field])
+        raise _other_cache_error(name, field, expected=value, got=record[field])
     for feature, length in (cache.manifest.task_feature_lengths or {}).items():
       if feature_lengths.get(feature, length) != length:
         raise AnystepError(
@@ -161,7 +161,7 @@ class PlannedTask:
       AnystepError: 76 `plan_cache`.
     """
     if manifest_sha256 != self.manifest_sha256:
-      raise _other_cache(name, "manifest_sha256", expected=self.manifest_sha256, got=manifest_sha256)
+      raise _other_cache_error(name, "manifest_sha256", expected=self.manifest_sha256, got=manifest_sha256)
 
 
 def without_transforms(document: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def without_transforms(document: dict[str, Any]) -> dict[str, Any]:
   return {name: value for name, value in document.items() if name != "transforms"}
 
 
-def _other_cache(task: str, field: str, *, expected: object, got: object) -> AnystepError:
+def _other_cache_error(task: str, field: str, *, expected: object, got: object) -> AnystepError:
   return AnystepError(
     ExitCode.MISMATCH,
     "plan_cache",

@@ -115,8 +115,8 @@ class Segment:
         fix="name a step that a run can reach",
       )
 
-  def rows(self, step: int, wanted: np.ndarray | None = None) -> SegmentRows:
-    """Return the rows of a step as if the segment never ended: all of them, or those wanted.
+  def rows(self, step: int, row_numbers: np.ndarray | None = None) -> SegmentRows:
+    """Return the rows of a step as if the segment never ended: all of them, or those of row_numbers.
 
     Raises:
       AnystepError: 78 `step_too_large`.
@@ -125,13 +125,13 @@ class Segment:
     mixing, stripes = self.mixing, self.stripes_per_step
     first = self.first_stripe + (step - self.start_step) * stripes
     task = mixing.draws(first, first + stripes)
-    given = mixing.counts(first) - mixing.counts(self.first_stripe)
+    new_stripes = mixing.counts(first) - mixing.counts(self.first_stripe)
     first_units = np.array([self.tasks[name].first_unit for name in mixing.names], np.int64)
-    unit = (first_units + given * self.lanes)[task] + _times_seen(task) * self.lanes
-    if wanted is None:
+    unit = (first_units + new_stripes * self.lanes)[task] + _count_earlier(task) * self.lanes
+    if row_numbers is None:
       lane, stripe = np.repeat(np.arange(self.lanes), stripes), np.tile(np.arange(stripes), self.lanes)
     else:
-      lane, stripe = np.divmod(wanted, stripes)
+      lane, stripe = np.divmod(row_numbers, stripes)
     return SegmentRows(task[stripe], unit[stripe] + lane, stripe)
 
   def units_at(self, step: int) -> dict[str, int]:
@@ -143,10 +143,10 @@ class Segment:
     self.check_step(step - 1)
     mixing = self.mixing
     first = self.first_stripe + (step - self.start_step) * self.stripes_per_step
-    given = mixing.counts(first) - mixing.counts(self.first_stripe)
+    new_stripes = mixing.counts(first) - mixing.counts(self.first_stripe)
     return {
       name: self.tasks[name].first_unit + int(count) * self.lanes
-      for name, count in zip(mixing.names, given, strict=True)
+      for name, count in zip(mixing.names, new_stripes, strict=True)
     }
 
   def standing_at(self, step: int, *, start_step: int, reason: str) -> Segment:
@@ -187,8 +187,10 @@ class Segment:
       return None
     mixing = self.mixing
     k = mixing.names.index(name)
-    given, lane = divmod(unit - task.first_unit, self.lanes)
-    stripes = mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + given) - self.first_stripe
+    stripes_before, lane = divmod(unit - task.first_unit, self.lanes)
+    stripes = (
+      mixing.stripe_of(k, int(mixing.counts(self.first_stripe)[k]) + stripes_before) - self.first_stripe
+    )
     steps, stripe = divmod(stripes, self.stripes_per_step)
     if self.start_step + steps > self.largest_step:
       return None
@@ -209,16 +211,16 @@ def default_lanes(batch_size: int, shard_counts: Iterable[int]) -> int:
   return max(fitting, default=1) if sharded else 1
 
 
-def _times_seen(values: np.ndarray) -> np.ndarray:
+def _count_earlier(values: np.ndarray) -> np.ndarray:
   """Return how many earlier entries of the array equal each entry: `(n,) int64`.
 
-  >>> _times_seen(np.array([2, 0, 2, 2]))
+  >>> _count_earlier(np.array([2, 0, 2, 2]))
   array([0, 0, 1, 2])
   """
   order = np.argsort(values, kind="stable")
   ordered = values[order]
-  place = np.arange(len(values))
-  starts = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, place, 0))
-  seen = np.empty_like(place)
-  seen[order] = place - starts
-  return seen
+  positions = np.arange(len(values))
+  starts = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, positions, 0))
+  counts = np.empty_like(positions)
+  counts[order] = positions - starts
+  return counts

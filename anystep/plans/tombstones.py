@@ -148,11 +148,11 @@ class SilentSteps:
 
   def since(self, task: str, indices: np.ndarray) -> np.ndarray:
     """Return the first step without loss of each of a task's examples: `(n,) int64`, `NEVER` for none."""
-    known, steps = self._sorted.get(task, (np.zeros(0, np.int64),) * 2)
-    if not known.size:
+    indices_with_tombstone, steps = self._sorted.get(task, (np.zeros(0, np.int64),) * 2)
+    if not indices_with_tombstone.size:
       return np.full(len(indices), NEVER)
-    place = np.minimum(np.searchsorted(known, indices), len(known) - 1)
-    return np.where(known[place] == indices, steps[place], NEVER)
+    position = np.minimum(np.searchsorted(indices_with_tombstone, indices), len(indices_with_tombstone) - 1)
+    return np.where(indices_with_tombstone[position] == indices, steps[position], NEVER)
 
   def items(self) -> Iterator[tuple[str, int, int]]:
     """Yield (task, index, first step without loss) of each example with a tombstone, in ascending order."""

@@ -122,16 +122,16 @@ class _Survey:
     elif transform is not None:
       appended = None if transform.may_drop else transform.appended_tokens
     self._appended = appended
-    self.features = [] if packing is PackingPolicy.NONE else self._packed_features()
+    self.features = [] if packing is PackingPolicy.NONE else self._find_packed_features()
     self._limits = np.array([feature_lengths[name] for name in self.features], np.int64)
 
-  def _packed_features(self) -> list[str]:
+  def _find_packed_features(self) -> list[str]:
     ranks = {}
     if self._appended is not None:
       ranks = {name: len(feature.shape) for name, feature in self._cache.manifest.features.items()}
     else:
       for shard in range(self._cache.manifest.num_shards):
-        kept = next((batch for batch, places in self._chunks(shard) if len(places)), None)
+        kept = next((batch for batch, places in self._iterate_chunks(shard) if len(places)), None)
         if kept is not None:
           ranks = {name: f.values.ndim if isinstance(f, Ragged) else 0 for name, f in kept.items()}
           break
@@ -157,7 +157,7 @@ class _Survey:
       library_progress(f"units of {m.task} {m.split}", total=m.num_examples, unit="examples") as progress,
       concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, m.num_shards)) as executor,
     ):
-      for number, shard in enumerate(executor.map(self._shard, range(m.num_shards))):
+      for number, shard in enumerate(executor.map(self._survey_shard, range(m.num_shards))):
         yield shard
         done += int(m.shard_records[number])
         units += len(shard.starts) - 1
@@ -166,11 +166,11 @@ class _Survey:
         filled = ", ".join(f"{name} {share:.1%}" for name, share in zip(self.features, fill, strict=True))
         progress.update(done, units=f"{units:,}", **({"filled": filled} if filled else {}))
 
-  def _shard(self, shard: int) -> ShardUnits:
+  def _survey_shard(self, shard: int) -> ShardUnits:
     if self._appended is None:
       parts = [
         (places, self._cut_lengths(batch, self.features, len(places)))
-        for batch, places in self._chunks(shard)
+        for batch, places in self._iterate_chunks(shard)
       ]
       nothing = np.zeros(0, np.int64), np.zeros((0, len(self.features)), np.int64)
       kept, lengths = (np.concatenate(column) for column in zip(nothing, *parts, strict=True))
@@ -182,7 +182,7 @@ class _Survey:
     starts, records = pack(lengths, self._limits, self._packing)
     return ShardUnits(starts, kept[records], lengths[records])
 
-  def _chunks(self, shard: int) -> Iterator[tuple[Batch, np.ndarray]]:
+  def _iterate_chunks(self, shard: int) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield the shard's records after the transform, some at a time, and places of those that are kept."""
     num_records = int(self._cache.manifest.shard_records[shard])
     for start in range(0, num_records, self._chunk_records):

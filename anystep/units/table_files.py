@@ -49,14 +49,14 @@ class UnitTableFile:
     self._key = key
     sha256, checksums = hashlib.sha256(), []
     head = b""
-    for content in self._pieces(0):
+    for content in self._iterate_pieces(0):
       head = head or content[:PART_BYTES]
       sha256.update(content)
       checksums += part_checksums(content)
     if sha256.hexdigest() != file.sha256:
       raise self._changed(expected=file.sha256, got=sha256.hexdigest())
     self._checksums = np.array(checksums, np.uint32)
-    header_bytes, form = _header(head)
+    header_bytes, form = _parse_header(head)
     if form != ((num_words,), np.dtype(np.uint32)):
       raise table_invalid(path, ValueError(f"{form}, not {num_words} uint32"))
     self._header_words = header_bytes // 4
@@ -69,41 +69,41 @@ class UnitTableFile:
     words = places + self._header_words
     first, last = int(words.min()) // _PART_WORDS, int(words.max()) // _PART_WORDS
     if last - first < _MAX_SPAN_PARTS:
-      held = [self._part(part) for part in range(first, last + 1)]
+      part_words = [self._read_part(part) for part in range(first, last + 1)]
       within = words - first * _PART_WORDS
     else:
       parts, part_of = np.unique(words // _PART_WORDS, return_inverse=True)
-      held = [self._part(part) for part in parts.tolist()]
+      part_words = [self._read_part(part) for part in parts.tolist()]
       within = part_of * _PART_WORDS + words % _PART_WORDS
-    return (held[0] if len(held) == 1 else np.concatenate(held))[within].astype(np.int64)
+    return (part_words[0] if len(part_words) == 1 else np.concatenate(part_words))[within].astype(np.int64)
 
   def all(self, start: int, stop: int) -> np.ndarray:
     """The words of a range, `(words,) uint32`, read from the file and not held."""
     first_word, last_word = start + self._header_words, stop + self._header_words
     first = first_word // _PART_WORDS
-    read, pieces, wanted = 0, [], (last_word - first * _PART_WORDS) * 4
-    for content in self._pieces(first):
+    read, pieces, num_bytes = 0, [], (last_word - first * _PART_WORDS) * 4
+    for content in self._iterate_pieces(first):
       self._check(content, first + read // PART_BYTES)
       pieces.append(content)
       read += len(content)
-      if read >= wanted:
+      if read >= num_bytes:
         break
     words = np.frombuffer(b"".join(pieces), "<u4")[first_word - first * _PART_WORDS :]
     if len(words) < stop - start:
       raise self._changed(expected=f"{self._num_words} words", got="fewer")
     return words[: stop - start]
 
-  def _part(self, part: int) -> np.ndarray:
+  def _read_part(self, part: int) -> np.ndarray:
     key = (*self._key, part)
     words = self._pool.get(key)
     if words is None:
-      content = next(self._pieces(part, parts_at_a_time=1), b"")
+      content = next(self._iterate_pieces(part, parts_at_a_time=1), b"")
       self._check(content, part)
       words = np.frombuffer(content, "<u4")
       self._pool.hold(key, words, len(content))
     return words
 
-  def _pieces(self, part: int, *, parts_at_a_time: int = _PARTS_AT_A_TIME) -> Iterator[bytes]:
+  def _iterate_pieces(self, part: int, *, parts_at_a_time: int = _PARTS_AT_A_TIME) -> Iterator[bytes]:
     """Yield the file from a part on, some whole parts at a time."""
     try:
       with open_file(self._path) as file:
@@ -136,7 +136,7 @@ def table_invalid(path: epath.Path, error: Exception) -> AnystepError:
   return make_file_error("unit_table_invalid", error, path=path, fix=REMAKE_DIRECTORY)
 
 
-def _header(head: bytes) -> tuple[int, object]:
+def _parse_header(head: bytes) -> tuple[int, object]:
   """Return the bytes of an npy file's header and (shape, dtype); instead of these, the text of an error."""
   file = io.BytesIO(head)
   try:

@@ -120,7 +120,7 @@ class UnitTable:
     Raises:
       AnystepError: 65 `file_missing`, `file_changed` where the table's file is not as it was written.
     """
-    file = self._shard(shard)
+    file = self._open_shard(shard)
     records_start = int(self.shard_units[shard]) + 1
     lengths_start = records_start + int(self.shard_records[shard])
     starts = file.take(places)
@@ -134,21 +134,21 @@ class UnitTable:
   def kept(self, shard: int) -> np.ndarray:
     """Return places of the shard's records that are in some unit, `(records,)`, in no order."""
     start = int(self.shard_units[shard]) + 1
-    return self._shard(shard).all(start, start + int(self.shard_records[shard]))
+    return self._open_shard(shard).all(start, start + int(self.shard_records[shard]))
 
   def unit_of(self, shard: int, record: int) -> int | None:
     """Return the place of the unit that has a record of the shard; None for a record that is dropped."""
     (entries,) = np.nonzero(self.kept(shard) == record)
     if not len(entries):
       return None
-    starts = self._shard(shard).all(0, int(self.shard_units[shard]) + 1)
+    starts = self._open_shard(shard).all(0, int(self.shard_units[shard]) + 1)
     return int(np.searchsorted(starts, entries[0], side="right")) - 1
 
   def let_go(self) -> None:
     """Drop what the pool holds of the table; it is read again where it is asked for."""
     self._pool.drop_where(lambda key: key[0] == self._owner)
 
-  def _shard(self, shard: int) -> UnitTableFile:
+  def _open_shard(self, shard: int) -> UnitTableFile:
     with self._lock:
       if shard not in self._shards:
         file, num_units = self._files[shard], int(self.shard_units[shard])
@@ -201,7 +201,7 @@ def open_unit_table(cache: Cache, key: str) -> UnitTable | None:
   Raises:
     AnystepError: 65 `unit_table_invalid`.
   """
-  for root in _roots(cache):
+  for root in _list_roots(cache):
     path = root / key / names.UNIT_TABLE
     if path.exists():
       return _open(path, cache.pool)
@@ -214,9 +214,9 @@ def find_unit_table(cache: Cache, sha256: str) -> UnitTable | None:
   Raises:
     AnystepError: 65 `unit_table_invalid`.
   """
-  for root in _roots(cache):
+  for root in _list_roots(cache):
     for path in sorted(root.glob(f"*/{names.UNIT_TABLE}")) if root.exists() else []:
-      if hashlib.sha256(_header(path)).hexdigest() == sha256:
+      if hashlib.sha256(_read_header(path)).hexdigest() == sha256:
         return _open(path, cache.pool)
   return None
 
@@ -258,7 +258,7 @@ def write_unit_table(
 
 def _writable_directory(cache: Cache, key: str) -> epath.Path:
   tried = []
-  for root in _roots(cache):
+  for root in _list_roots(cache):
     try:
       (root / key).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -287,7 +287,7 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
     raise (os_failure(error) if error.errno in FULL else _unwritable(str(error))) from error
 
 
-def _roots(cache: Cache) -> Iterator[epath.Path]:
+def _list_roots(cache: Cache) -> Iterator[epath.Path]:
   """Yield the directories for tables of a cache, the preferred one first."""
   yield cache.directory / "units"
   home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -296,7 +296,7 @@ def _roots(cache: Cache) -> Iterator[epath.Path]:
 
 def _open(path: epath.Path, pool: ReadPool) -> UnitTable:
   try:
-    table = UnitTable(path.parent, _header(path), pool=pool)
+    table = UnitTable(path.parent, _read_header(path), pool=pool)
     if table_key(table.made_for) != path.parent.name:
       raise ValueError("made for something else than its directory's name says")
     return table
@@ -304,7 +304,7 @@ def _open(path: epath.Path, pool: ReadPool) -> UnitTable:
     raise table_invalid(path, error) from error
 
 
-def _header(path: epath.Path) -> bytes:
+def _read_header(path: epath.Path) -> bytes:
   try:
     return read_file(path, limit_bytes=MAX_JSON_BYTES)
   # A name that is listed may be a link to nothing.

@@ -38,12 +38,12 @@ class Parser(argparse.ArgumentParser):
 def add_cache_dir_flag(parser: argparse.ArgumentParser) -> None:
   """The flag that says where caches are."""
   text = "roots that the cache job wrote to; may be repeated"
-  parser.add_argument("--cache_dir", action="append", type=_names, metavar="ROOT", help=text)
+  parser.add_argument("--cache_dir", action="append", type=_parse_names, metavar="ROOT", help=text)
 
 
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
   """Flags that say which caches."""
-  parser.add_argument("--task", action="append", type=_names, help="the tasks meant; may be repeated")
+  parser.add_argument("--task", action="append", type=_parse_names, help="the tasks meant; may be repeated")
   parser.add_argument("--split", help="the split; a plan has its own")
 
 
@@ -70,7 +70,7 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--lanes", type=int, help="default: as batch size and shards allow")
   group.add_argument("--rate_unit", choices=["examples", "units"], help="what rates count; default examples")
   text = 'tokens per feature, as JSON: {"inputs": 512}'
-  group.add_argument("--feature_lengths", type=feature_lengths_json, metavar="JSON", help=text)
+  group.add_argument("--feature_lengths", type=parse_feature_lengths, metavar="JSON", help=text)
   text = "how many examples share a row; default none"
   group.add_argument("--packing", choices=[policy.value for policy in PackingPolicy], help=text)
   add_module_import_flag(group)
@@ -95,29 +95,31 @@ def add_accept_change_flag(parser: Any) -> None:
 def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
   """The flag for a range of steps."""
   text = "from A up to, not with, B" + ("" if required else "; default to the data's end, or all trained")
-  parser.add_argument("--steps", type=_step_range, required=required, metavar="A:B", help=text)
+  parser.add_argument("--steps", type=_parse_step_range, required=required, metavar="A:B", help=text)
 
 
 def add_step_flag(parser: argparse.ArgumentParser, text: str) -> None:
   """The flag for one step."""
-  parser.add_argument("--step", type=_step, required=True, help=text)
+  parser.add_argument("--step", type=_parse_step, required=True, help=text)
 
 
-def usage(got: str, fix: str) -> AnystepError:
+def usage_error(got: str, fix: str) -> AnystepError:
   """The error for a command line that does not say enough, or too much."""
   return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-data --help lists them")
 
 
-def task_unknown(task: str, known: Iterable[str], fix: str = "correct the name") -> AnystepError:
+def unknown_task_error(task: str, tasks: Iterable[str], fix: str = "correct the name") -> AnystepError:
   """The error for a task that nobody knows, with the names that come near."""
-  return AnystepError(ExitCode.USAGE, "task_unknown", expected=find_nearest(task, known), got=task, fix=fix)
+  return AnystepError(ExitCode.USAGE, "task_unknown", expected=find_nearest(task, tasks), got=task, fix=fix)
 
 
-def rates_of(arguments: argparse.Namespace) -> dict[str, str] | None:
+def join_rates(arguments: argparse.Namespace) -> dict[str, str] | None:
   """The rates of a command line; None where it has none."""
   pairs = [pair for pairs in getattr(arguments, "rates", None) or () for pair in pairs]
   if len(dict(pairs)) != len(pairs):
-    raise usage(f"--rates names a task twice: {', '.join(name for name, _ in pairs)}", "name each task once")
+    raise usage_error(
+      f"--rates names a task twice: {', '.join(name for name, _ in pairs)}", "name each task once"
+    )
   return dict(pairs) or None
 
 
@@ -166,21 +168,21 @@ def check_output(path: str, overwrite: bool) -> None:
     )
 
 
-def within(kind: str, number: int, stop: int) -> int:
+def check_within(kind: str, number: int, stop: int) -> int:
   """A flag's number, refused where it is not in [0, stop)."""
   if not 0 <= number < stop:
-    raise wrong(kind, f"0 to {stop - 1}", number)
+    raise wrong_value_error(kind, f"0 to {stop - 1}", number)
   return number
 
 
-def wrong(kind: str, expected: str, got: object) -> AnystepError:
+def wrong_value_error(kind: str, expected: str, got: object) -> AnystepError:
   """The error for a flag that names what is not there."""
   return AnystepError(
     ExitCode.USAGE, kind, expected=expected, got=got, fix=f"correct --{kind}: name one that is there"
   )
 
 
-def feature_lengths_json(text: str) -> dict[str, int]:
+def parse_feature_lengths(text: str) -> dict[str, int]:
   """A flag's feature lengths, `{"inputs": 512}`."""
   try:
     lengths = parse_json(text)
@@ -191,12 +193,12 @@ def feature_lengths_json(text: str) -> dict[str, int]:
   return lengths
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
   # A mixture of caches has commas of its own.
-  found = [text] if is_mixture_text(text) else text.split(",")
-  if not all(found):
+  names = [text] if is_mixture_text(text) else text.split(",")
+  if not all(names):
     raise argparse.ArgumentTypeError(f"expected names joined by commas, got {text!r}")
-  return found
+  return names
 
 
 class _AddRates(argparse.Action):
@@ -211,18 +213,18 @@ class _AddRates(argparse.Action):
       pairs = [(task, str(rate)) for task, rate in mixture.rates.items()]
       namespace.cache_dir = [list(mixture.roots), *(namespace.cache_dir or [])]
     else:
-      pairs = _rates(parser, values)
+      pairs = _parse_rates(parser, values)
     namespace.rates = [*(namespace.rates or []), pairs]
 
 
-def _rates(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
+def _parse_rates(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
   pairs = [tuple(part.split("=")) for part in text.split(",")]
   if not all(len(pair) == 2 and all(pair) for pair in pairs):
     parser.error(f"argument --rates: expected TASK=RATE joined by commas, got {text!r}")
   return pairs  # type: ignore[return-value]
 
 
-def _step_range(text: str) -> range:
+def _parse_step_range(text: str) -> range:
   start, separator, stop = text.partition(":")
   numbers = start.isdecimal() and stop.isdecimal()
   if not separator or not numbers or not int(start) < int(stop) <= _STEP_LIMIT:
@@ -231,7 +233,7 @@ def _step_range(text: str) -> range:
   return range(int(start), int(stop))
 
 
-def _step(text: str) -> int:
+def _parse_step(text: str) -> int:
   if not text.isdecimal() or int(text) > _STEP_LIMIT:
     raise argparse.ArgumentTypeError(f"expected a step, a whole number >= 0, got {text!r}")
   return int(text)

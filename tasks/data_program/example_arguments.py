@@ -7,7 +7,7 @@ import argparse
 from anystep.caches.cache import Cache
 from anystep.errors import find_nearest
 from anystep.inspection.rows import index_of_source
-from anystep.tasks.data_program.arguments import usage, within, wrong
+from anystep.tasks.data_program.arguments import check_within, usage_error, wrong_value_error
 
 # No number of a source shard has as many; Python refuses to read a number of thousands.
 _NUMBER_DIGITS = 20
@@ -24,7 +24,7 @@ def add_example_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExcl
   return examples
 
 
-def example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
+def find_example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
   """The indices of the examples that the flags name.
 
   Raises:
@@ -33,18 +33,18 @@ def example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
   m = cache.manifest
   if arguments.index is not None:
     if arguments.place is not None:
-      raise usage("--place and --index", "leave one out: --place belongs to --source")
-    return [within("index", index, m.num_examples) for index in arguments.index]
+      raise usage_error("--place and --index", "leave one out: --place belongs to --source")
+    return [check_within("index", index, m.num_examples) for index in arguments.index]
   if arguments.place is None:
-    raise usage("--source without --place", "add --place, the example's number in its source shard")
+    raise usage_error("--source without --place", "add --place, the example's number in its source shard")
   named = [k for k, shard in enumerate(m.source_shards) if shard.name == arguments.source]
   if len(named) > 1:
-    raise wrong("source", f"one of the numbers {named} that have this name", arguments.source)
+    raise wrong_value_error("source", f"one of the numbers {named} that have this name", arguments.source)
   if not named and not (arguments.source.isdecimal() and len(arguments.source) <= _NUMBER_DIGITS):
-    raise wrong(
+    raise wrong_value_error(
       "source", find_nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
     )
-  source_shard = named[0] if named else within("source", int(arguments.source), len(m.source_shards))
+  source_shard = named[0] if named else check_within("source", int(arguments.source), len(m.source_shards))
   num_places = m.source_shards[source_shard].examples
-  places = [within("place", place, num_places) for place in arguments.place]
+  places = [check_within("place", place, num_places) for place in arguments.place]
   return [index_of_source(cache, source_shard, place) for place in places]

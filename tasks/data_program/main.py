@@ -26,12 +26,12 @@ from anystep.tasks.data_program.arguments import (
   add_steps_flag,
   add_task_flags,
   check_output,
-  usage,
-  within,
+  check_within,
+  usage_error,
   write_output,
 )
-from anystep.tasks.data_program.asked_data import AskedData, find_data
-from anystep.tasks.data_program.example_arguments import add_example_flags, example_indices
+from anystep.tasks.data_program.example_arguments import add_example_flags, find_example_indices
+from anystep.tasks.data_program.named_data import NamedData, find_data
 from anystep.tasks.data_program.plan_commands import add_plan_commands
 from anystep.tasks.data_program.preview_command import add_preview_command
 from anystep.tasks.data_program.stats_page import stats_page
@@ -49,7 +49,7 @@ from anystep.tasks.vocabularies.decoding import (
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the arguments name; returns the exit status."""
-  arguments = _parser().parse_args(argv)
+  arguments = _make_parser().parse_args(argv)
   if getattr(arguments, "accept_change", ()):
     accept_moved_functions()
   return arguments.run(arguments) or 0
@@ -62,7 +62,7 @@ def run() -> None:
   run_program(lambda: main(sys.argv[1:]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
   parser = Parser(prog="anystep-data", description=__doc__, allow_abbrev=False)
   commands = parser.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
 
@@ -75,29 +75,31 @@ def _parser() -> argparse.ArgumentParser:
 
   anything = (add_cache_dir_flag, add_task_flags, add_plan_flags, add_order_flags)
   what = add(
-    commands, "what-was-at", _what_was_at, "print which examples the rows of some steps are", *anything
+    commands, "what-was-at", _run_what_was_at, "print which examples the rows of some steps are", *anything
   )
-  show = add(commands, "show", _show, "print the rows of some steps, decoded", *anything)
+  show = add(commands, "show", _run_show, "print the rows of some steps, decoded", *anything)
   for command in (what, show):
     add_steps_flag(command, required=True)
     command.add_argument("--row", type=int, help="this row alone")
-  when = add(commands, "when-was", _when_was, "print every step and row that trains on an example", *anything)
+  when = add(
+    commands, "when-was", _run_when_was, "print every step and row that trains on an example", *anything
+  )
   examples = add_example_flags(when)
   examples.add_argument("--tombstones", metavar="FILE", help="all of a list that tombstone wrote")
   add_steps_flag(when)
   text = "write a list of examples that plan tombstone takes up, to be learned from no longer"
-  tombstone = add(commands, "tombstone", _tombstone, text, add_cache_dir_flag, add_task_flags)
+  tombstone = add(commands, "tombstone", _run_tombstone, text, add_cache_dir_flag, add_task_flags)
   add_example_flags(tombstone)
   tombstone.add_argument("--reason", default="tombstone", help="why, for people")
   tombstone.add_argument("--output", required=True, metavar="FILE", help="where the list goes")
   tombstone.add_argument("--overwrite", action="store_true", help="replace the file that is there")
   text = "count examples and tokens, and compare a mixture's rows with its plan"
-  stats = add(commands, "stats", _stats, text, *anything)
+  stats = add(commands, "stats", _run_stats, text, *anything)
   add_steps_flag(stats)
   stats.add_argument("--html", metavar="FILE", help="also write a page with plots")
   stats.add_argument("--overwrite", action="store_true", help="replace the page that is there")
   text = "read every byte of caches and compare it with their manifests"
-  add(commands, "verify", _verify, text, add_cache_dir_flag, add_task_flags, add_plan_flags)
+  add(commands, "verify", _run_verify, text, add_cache_dir_flag, add_task_flags, add_plan_flags)
   plans = add_plan_commands(commands, add, anything)
   preview = add_preview_command(commands, add)
   for command in (what, show, when, stats, preview, *plans):
@@ -108,34 +110,38 @@ def _parser() -> argparse.ArgumentParser:
 # Rows
 
 
-def _what_was_at(arguments: argparse.Namespace) -> None:
-  _print_rows(itertools.chain.from_iterable(_rows_by_step(find_data(arguments), arguments)), arguments)
+def _run_what_was_at(arguments: argparse.Namespace) -> None:
+  _print_rows(itertools.chain.from_iterable(_iterate_steps(find_data(arguments), arguments)), arguments)
 
 
-def _show(arguments: argparse.Namespace) -> None:
-  asked = find_data(arguments)
-  caches = {task: asked.by_task[task] for task in asked.tasks}
+def _run_show(arguments: argparse.Namespace) -> None:
+  data = find_data(arguments)
+  caches = {task: data.by_task[task] for task in data.tasks}
   if arguments.module_import:
-    known = vocabularies(registered_tasks(arguments.module_import, caches.values()))
+    vocabularies_by_task = vocabularies(registered_tasks(arguments.module_import, caches.values()))
   else:
-    known = rebuild_vocabularies(caches)
-    if not all(map(known.get, caches)):
+    vocabularies_by_task = rebuild_vocabularies(caches)
+    if not all(map(vocabularies_by_task.get, caches)):
       print(
         "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them",
         file=sys.stderr,
       )
-  for rows in _rows_by_step(asked, arguments):
+  for rows in _iterate_steps(data, arguments):
     _print_rows(
-      [_with_features(row, caches[row["task"]], known.get(row["task"], {})) for row in rows], arguments
+      [_add_features(row, caches[row["task"]], vocabularies_by_task.get(row["task"], {})) for row in rows],
+      arguments,
     )
 
 
-def _with_features(row: Mapping[str, Any], cache: Cache, known: Mapping[str, Any]) -> dict[str, Any]:
+def _add_features(
+  row: Mapping[str, Any], cache: Cache, vocabularies_by_feature: Mapping[str, Any]
+) -> dict[str, Any]:
   examples = [
     {
       **example,
       "features": {
-        name: describe_feature(values, known.get(name)) for name, values in cache[example["index"]].items()
+        name: describe_feature(values, vocabularies_by_feature.get(name))
+        for name, values in cache[example["index"]].items()
       },
     }
     for example in row["examples"]
@@ -143,52 +149,52 @@ def _with_features(row: Mapping[str, Any], cache: Cache, known: Mapping[str, Any
   return {**row, "examples": examples}
 
 
-def _when_was(arguments: argparse.Namespace) -> None:
+def _run_when_was(arguments: argparse.Namespace) -> None:
   listed = None if arguments.tombstones is None else TombstoneList.read(arguments.tombstones)
   if listed is not None and arguments.task is None:
     arguments.task = [[listed.task]]
-  asked = find_data(arguments)
-  task = _only_task(asked)
-  steps = arguments.steps or asked.known_steps
+  data = find_data(arguments)
+  task = _require_one_task(data)
+  steps = arguments.steps or data.known_steps
   if steps is None:
-    raise usage("a plan without an end, and no --steps to look in", "add --steps=A:B, such as 0:10000")
-  plan, cache = asked.known_plan, asked.by_task[task]
+    raise usage_error("a plan without an end, and no --steps to look in", "add --steps=A:B, such as 0:10000")
+  plan, cache = data.known_plan, data.by_task[task]
   if listed is None:
-    indices: Sequence[int] = example_indices(arguments, cache)
+    indices: Sequence[int] = find_example_indices(arguments, cache)
   else:
     plan.tasks[task].check_manifest(listed.task, listed.manifest_sha256)
     listed.check_indices(cache)
     indices = listed.indices
-  rows = [when_was(plan, asked.by_task, task, index, steps) for index in indices]
+  rows = [when_was(plan, data.by_task, task, index, steps) for index in indices]
   _print_rows(heapq.merge(*rows, key=lambda row: (row["step"], row["row"])), arguments)
 
 
-def _tombstone(arguments: argparse.Namespace) -> None:
+def _run_tombstone(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
   arguments.split = arguments.split or "train"
-  asked = find_data(arguments, needs_plan=False)
-  cache = asked.by_task[_only_task(asked)]
-  listed = TombstoneList.of(cache, example_indices(arguments, cache), reason=arguments.reason)
+  data = find_data(arguments, needs_plan=False)
+  cache = data.by_task[_require_one_task(data)]
+  listed = TombstoneList.of(cache, find_example_indices(arguments, cache), reason=arguments.reason)
   write_output(arguments.output, listed.to_json(), arguments.overwrite)
   print(f"{arguments.output}: {len(listed.indices):,} examples of {listed.task} {listed.split}")
 
 
-def _only_task(asked: AskedData) -> str:
-  if len(asked.tasks) != 1:
-    raise usage(f"{len(asked.tasks)} tasks: {', '.join(asked.tasks)}", "add --task=NAME, one of them")
-  return asked.tasks[0]
+def _require_one_task(data: NamedData) -> str:
+  if len(data.tasks) != 1:
+    raise usage_error(f"{len(data.tasks)} tasks: {', '.join(data.tasks)}", "add --task=NAME, one of them")
+  return data.tasks[0]
 
 
-def _rows_by_step(asked: AskedData, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def _iterate_steps(data: NamedData, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
   """The rows that the arguments name, step by step."""
-  plan, rows = asked.known_plan, None
+  plan, rows = data.known_plan, None
   if arguments.row is not None:
-    within("row", arguments.row, max(segment.batch_size for segment in plan.segments))
+    check_within("row", arguments.row, max(segment.batch_size for segment in plan.segments))
     rows = np.array([arguments.row])
   for step in arguments.steps:
     if rows is None or arguments.row < plan.segment_at(step).batch_size:
-      found = what_was_at(plan, asked.by_task, step, rows)
-      yield [row for row in found if row["task"] in asked.tasks]
+      rows_of_step = what_was_at(plan, data.by_task, step, rows)
+      yield [row for row in rows_of_step if row["task"] in data.tasks]
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], arguments: argparse.Namespace) -> None:
@@ -196,10 +202,10 @@ def _print_rows(rows: Iterable[dict[str, Any]], arguments: argparse.Namespace) -
     print_objects(rows)
   else:
     for row in rows:
-      print(_row_text(row))
+      print(_format_row(row))
 
 
-def _row_text(row: Mapping[str, Any]) -> str:
+def _format_row(row: Mapping[str, Any]) -> str:
   where = (
     f"step {row['step']} row {row['row']}: {row['task']} {row['split']} epoch {row['epoch']}"
     f" unit {row['unit']} = shard {row['shard']} place {row['place']}"
@@ -216,8 +222,8 @@ def _row_text(row: Mapping[str, Any]) -> str:
 # Caches
 
 
-def _verify(arguments: argparse.Namespace) -> None:
-  for cache in _caches_of(find_data(arguments, needs_plan=False)):
+def _run_verify(arguments: argparse.Namespace) -> None:
+  for cache in _select_caches(find_data(arguments, needs_plan=False)):
     m = cache.manifest
     total = sum(entry.bytes for entry in m.files)
     with Progress(f"verify {m.task} {m.split}", total=total, unit="bytes") as progress:
@@ -226,23 +232,23 @@ def _verify(arguments: argparse.Namespace) -> None:
     print(f"{m.task} {m.split}: {counts}: as written", flush=True)
 
 
-def _stats(arguments: argparse.Namespace) -> None:
+def _run_stats(arguments: argparse.Namespace) -> None:
   if arguments.html is not None:
     check_output(arguments.html, arguments.overwrite)
-  asked = find_data(arguments, needs_plan=False)
-  plan_lengths = asked.plan.feature_lengths if asked.plan else {}
+  data = find_data(arguments, needs_plan=False)
+  plan_lengths = data.plan.feature_lengths if data.plan else {}
   lengths = plan_lengths if arguments.feature_lengths is None else arguments.feature_lengths
-  steps = arguments.steps or asked.known_steps
-  if arguments.steps and asked.plan is None:
-    raise usage("--steps without a plan", "add --batch_size, --plan or --model_dir")
-  if asked.plan is not None and steps is not None:
-    asked.plan.units(steps.start)  # Steps that there are not are refused before anything is counted.
-  stats = [_count(cache) for cache in _caches_of(asked)]
-  caches = [found.to_json(lengths) for found in stats]
+  steps = arguments.steps or data.known_steps
+  if arguments.steps and data.plan is None:
+    raise usage_error("--steps without a plan", "add --batch_size, --plan or --model_dir")
+  if data.plan is not None and steps is not None:
+    data.plan.units(steps.start)  # Steps that there are not are refused before anything is counted.
+  stats = [_count(cache) for cache in _select_caches(data)]
+  caches = [counts.to_json(lengths) for counts in stats]
   shares = []
-  if asked.plan is not None and steps is not None:
-    by_task = {found.task: found for found in stats}
-    shares = mixture_shares(asked.plan, steps, by_task, feature_lengths=lengths)
+  if data.plan is not None and steps is not None:
+    by_task = {counts.task: counts for counts in stats}
+    shares = mixture_shares(data.plan, steps, by_task, feature_lengths=lengths)
   if arguments.format == "jsonl":
     print_objects([*caches, *shares])
   else:
@@ -259,8 +265,8 @@ def _count(cache: Cache) -> CacheStats:
     return CacheStats.of(cache, progress.update)
 
 
-def _caches_of(asked: AskedData) -> list[Cache]:
-  return [cache for cache in asked.caches if cache.manifest.task in asked.tasks]
+def _select_caches(data: NamedData) -> list[Cache]:
+  return [cache for cache in data.caches if cache.manifest.task in data.tasks]
 
 
 if __name__ == "__main__":

@@ -21,20 +21,20 @@ from anystep.tasks.data_program.arguments import (
   add_steps_flag,
   add_task_flags,
   check_output,
-  rates_of,
-  task_unknown,
-  usage,
+  join_rates,
+  unknown_task_error,
+  usage_error,
   write_output,
 )
-from anystep.tasks.data_program.asked_data import (
-  AskedData,
+from anystep.tasks.data_program.named_data import (
+  NamedData,
   find_named_plan,
   find_order,
   find_plan,
-  on_its_caches,
+  make_task_readers,
+  open_caches,
   open_named_cache,
   read_plan_or_model_dir,
-  task_readers,
 )
 from anystep.tasks.data_program.tables import print_batch, print_differences, print_objects, print_plan
 
@@ -44,14 +44,14 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
   text = "make, change and look at plans, which decide what every step trains on"
   plan = commands.add_parser("plan", help=text, description=text, allow_abbrev=False)
   plans = plan.add_subparsers(required=True, parser_class=Parser, metavar="COMMAND")
-  show = add(plans, "show", _show, "print the history of the data", *anything)
-  diff = add(plans, "diff", _diff, "print in what two plans differ; exits with 1 where they do")
+  show = add(plans, "show", _run_show, "print the history of the data", *anything)
+  diff = add(plans, "diff", _run_diff, "print in what two plans differ; exits with 1 where they do")
   for name in ("one", "other"):
     diff.add_argument(name, help="a plan's file, or a model directory")
   text = "write the plan of a run that starts"
-  start = add(plans, "start", _start, text, add_cache_dir_flag, add_task_flags, add_order_flags)
+  start = add(plans, "start", _run_start, text, add_cache_dir_flag, add_task_flags, add_order_flags)
   text = "write the plan with another mixture, batch size or lanes from a step on"
-  change = add(plans, "change", _change, text, add_cache_dir_flag, add_plan_flags)
+  change = add(plans, "change", _run_change, text, add_cache_dir_flag, add_plan_flags)
   add_step_flag(change, "the first step that is changed")
   add_rates_flag(change, "the whole new mixture: a task that is not named leaves; default as before")
   change.add_argument("--batch_size", type=int, help="default as before")
@@ -60,99 +60,103 @@ def add_plan_commands(commands: Any, add: Callable, anything: Sequence[Callable]
   add_module_import_flag(change)
   add_accept_change_flag(change)
   text = "write the plan that leaves out the data of some steps"
-  skip = add(plans, "skip", _skip, text, add_plan_flags)
+  skip = add(plans, "skip", _run_skip, text, add_plan_flags)
   add_steps_flag(skip, required=True)
   skip.add_argument("--reason", help="why, for people")
   text = "write the plan in which listed examples have no loss weight from a step on"
-  tombstone = add(plans, "tombstone", _tombstone, text, add_plan_flags)
+  tombstone = add(plans, "tombstone", _run_tombstone, text, add_plan_flags)
   text = "a list that anystep-data tombstone wrote; may be repeated"
   tombstone.add_argument("--list", action="append", required=True, metavar="FILE", help=text)
   add_step_flag(tombstone, "the first step without their loss")
   for command in (start, change, skip, tombstone):
     command.add_argument("--output", required=True, metavar="FILE", help="where the plan goes")
     command.add_argument("--overwrite", action="store_true", help="replace the file that is there")
-  batch = add(plans, "batch", _batch, "print the rows of a step, without reading a cache", *anything)
+  batch = add(plans, "batch", _run_batch, "print the rows of a step, without reading a cache", *anything)
   add_step_flag(batch, "the step")
   return [show, diff, batch]
 
 
-def _show(arguments: argparse.Namespace) -> None:
-  asked = find_plan(arguments)
-  segments, whole = history(asked.known_plan), totals(asked.known_plan, asked.trained_steps)
+def _run_show(arguments: argparse.Namespace) -> None:
+  data = find_plan(arguments)
+  segments, whole = history(data.known_plan), totals(data.known_plan, data.trained_steps)
   if arguments.format == "jsonl":
     print_objects([*({"kind": "segment", **segment} for segment in segments), {"kind": "plan", **whole}])
   else:
     print_plan(segments, whole)
 
 
-def _diff(arguments: argparse.Namespace) -> int:
+def _run_diff(arguments: argparse.Namespace) -> int:
   one, other = (read_plan_or_model_dir(path) for path in (arguments.one, arguments.other))
-  found, step = differences(one, other), first_different_step(one, other)
+  differing_fields, step = differences(one, other), first_different_step(one, other)
   if arguments.format == "jsonl":
-    print_objects([*(difference._asdict() for difference in found), {"first_different_step": step}])
+    print_objects(
+      [*(difference._asdict() for difference in differing_fields), {"first_different_step": step}]
+    )
   else:
-    print_differences(found, step)
-  return int(bool(found))
+    print_differences(differing_fields, step)
+  return int(bool(differing_fields))
 
 
-def _start(arguments: argparse.Namespace) -> None:
+def _run_start(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
   _write_plan(find_plan(arguments).known_plan, arguments)
 
 
-def _change(arguments: argparse.Namespace) -> None:
-  asked = _named_plan(arguments)
-  plan, rates = asked.known_plan, rates_of(arguments)
+def _run_change(arguments: argparse.Namespace) -> None:
+  data = _read_named_plan(arguments)
+  plan, rates = data.known_plan, join_rates(arguments)
   if rates is None and arguments.batch_size is None and arguments.lanes is None:
-    raise usage("nothing to change", "add --rates, --batch_size or --lanes")
+    raise usage_error("nothing to change", "add --rates, --batch_size or --lanes")
   new = [name for name in rates or () if name not in plan.tasks]
-  if new and not asked.roots:
-    raise task_unknown(new[0], plan.tasks, "correct the name, or add --cache_dir=ROOT where its cache is")
-  caches = [open_named_cache(asked.roots, name, plan.split) for name in new]
+  if new and not data.roots:
+    raise unknown_task_error(
+      new[0], plan.tasks, "correct the name, or add --cache_dir=ROOT where its cache is"
+    )
+  caches = [open_named_cache(data.roots, name, plan.split) for name in new]
   if any(task.unit_table for task in plan.tasks.values()):
-    plan = on_its_caches(asked).known_plan
+    plan = open_caches(data).known_plan
   changed = plan.change(
     arguments.step,
     rates=rates,
     batch_size=arguments.batch_size,
     lanes=arguments.lanes,
     caches=caches,
-    transforms=task_readers(arguments.module_import, caches, plan.feature_lengths),
-    trained_steps=asked.trained_steps or 0,
+    transforms=make_task_readers(arguments.module_import, caches, plan.feature_lengths),
+    trained_steps=data.trained_steps or 0,
     reason=arguments.reason,
   )
   _write_plan(changed, arguments)
 
 
-def _skip(arguments: argparse.Namespace) -> None:
-  asked = _named_plan(arguments)
-  steps, trained_steps = arguments.steps, asked.trained_steps or 0
-  skipped = asked.known_plan.skip(
+def _run_skip(arguments: argparse.Namespace) -> None:
+  data = _read_named_plan(arguments)
+  steps, trained_steps = arguments.steps, data.trained_steps or 0
+  skipped = data.known_plan.skip(
     steps.start, steps.stop, trained_steps=trained_steps, reason=arguments.reason
   )
   _write_plan(skipped, arguments)
 
 
-def _tombstone(arguments: argparse.Namespace) -> None:
-  asked = _named_plan(arguments)
+def _run_tombstone(arguments: argparse.Namespace) -> None:
+  data = _read_named_plan(arguments)
   lists = [TombstoneList.read(path) for path in arguments.list]
-  before = asked.known_plan
-  plan = before.tombstone(arguments.step, lists, trained_steps=asked.trained_steps or 0)
+  before = data.known_plan
+  plan = before.tombstone(arguments.step, lists, trained_steps=data.trained_steps or 0)
   write_output(arguments.output, plan.to_json(), arguments.overwrite)
   new = plan.tombstones[len(before.tombstones) :]
   count = sum(len(indices) for entry in new for indices in entry.indices.values())
   print(f"{arguments.output}: from step {arguments.step} on {count:,} examples less, sha256 {plan.sha256}")
 
 
-def _named_plan(arguments: argparse.Namespace) -> AskedData:
+def _read_named_plan(arguments: argparse.Namespace) -> NamedData:
   check_output(arguments.output, arguments.overwrite)
-  asked = find_named_plan(arguments)
-  if asked is None:
-    raise usage("no plan", "add --plan=FILE or --model_dir=DIR")
-  return asked
+  data = find_named_plan(arguments)
+  if data is None:
+    raise usage_error("no plan", "add --plan=FILE or --model_dir=DIR")
+  return data
 
 
-def _batch(arguments: argparse.Namespace) -> None:
+def _run_batch(arguments: argparse.Namespace) -> None:
   plan = find_order(arguments)
   batch = plan.batch(arguments.step)
   names = [None if k == PADDING_TASK else plan.task_names[k] for k in batch.task.tolist()]

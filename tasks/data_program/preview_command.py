@@ -12,9 +12,9 @@ from anystep.tasks.data_program.arguments import (
   add_module_import_flag,
   add_task_flags,
   check_output,
-  feature_lengths_json,
   join_values,
-  usage,
+  parse_feature_lengths,
+  usage_error,
   write_output,
 )
 from anystep.tasks.data_program.tables import print_objects
@@ -31,7 +31,7 @@ _MODELS = ("encoder_decoder", "decoder", "prefix_lm", "lm", "maxtext", "pass_thr
 def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser:
   """Adds `preview`."""
   text = "print examples of a task after each preprocessor and as the model gets them; needs no cache"
-  command = add(commands, "preview", _preview, text, add_task_flags)
+  command = add(commands, "preview", _run_preview, text, add_task_flags)
   command.add_argument("--n", type=int, default=3, help="so many examples of the source; default 3")
   text = "how many examples come before them: of the source shard, or of the split without --source"
   command.add_argument("--skip", type=int, default=0, help=text)
@@ -39,7 +39,7 @@ def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser
   text = "what random draws follow from, as anystep-cache --base_seed; default 0"
   command.add_argument("--seed", type=int, default=0, help=text)
   text = 'what preprocessors are told and features are cut to, as JSON: {"inputs": 512}'
-  command.add_argument("--feature_lengths", type=feature_lengths_json, metavar="JSON", help=text)
+  command.add_argument("--feature_lengths", type=parse_feature_lengths, metavar="JSON", help=text)
   text = "whose features are made; default as the task's features are"
   command.add_argument("--model", choices=_MODELS, help=text)
   text = "how the examples share the model's rows; default none"
@@ -53,12 +53,12 @@ def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser
   return command
 
 
-def _preview(arguments: argparse.Namespace) -> None:
+def _run_preview(arguments: argparse.Namespace) -> None:
   names = join_values(arguments.task)
   if not names:
-    raise usage("no task", "add --task=NAME")
+    raise usage_error("no task", "add --task=NAME")
   if arguments.n < 1 or arguments.skip < 0:
-    raise usage(f"--n={arguments.n} --skip={arguments.skip}", "--n is at least 1, --skip at least 0")
+    raise usage_error(f"--n={arguments.n} --skip={arguments.skip}", "--n is at least 1, --skip at least 0")
   for path in (arguments.html, arguments.svg):
     if path is not None:
       check_output(path, arguments.overwrite)
@@ -91,9 +91,9 @@ def _preview(arguments: argparse.Namespace) -> None:
     from anystep.tasks.preview.text import preview_picture
 
     write_output(arguments.svg, preview_picture(previews, full=arguments.full), arguments.overwrite)
-  for made in previews:
-    if made.error is not None:
-      raise made.error
+  for task_preview in previews:
+    if task_preview.error is not None:
+      raise task_preview.error
 
 
 def _find_registered(names: Sequence[str], modules: Sequence[str], split: str) -> list[seqio.Task]:
@@ -123,10 +123,10 @@ def _find_registered(names: Sequence[str], modules: Sequence[str], split: str) -
   return list(tasks.values())
 
 
-def _print(made: Preview, arguments: argparse.Namespace) -> None:
+def _print(task_preview: Preview, arguments: argparse.Namespace) -> None:
   if arguments.format == "jsonl":
-    print_objects(made.to_json())
+    print_objects(task_preview.to_json())
     return
   from anystep.tasks.preview.text import print_previews
 
-  print_previews([made], full=arguments.full)
+  print_previews([task_preview], full=arguments.full)

@@ -19,14 +19,14 @@ def stats_page(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[str
     shares: what `mixture_shares` says; may be empty.
   """
   title = "Data: " + ", ".join(dict.fromkeys(cache["task"] for cache in caches))
-  sections = [_mixture(shares)] if shares else []
+  sections = [_format_mixture(shares)] if shares else []
   sections += [
-    f"<h2>{as_html(cache['task'])} {as_html(cache['split'])}</h2>{_lengths(cache)}" for cache in caches
+    f"<h2>{as_html(cache['task'])} {as_html(cache['split'])}</h2>{_format_lengths(cache)}" for cache in caches
   ]
-  return html_page(title, "\n".join([_overview(caches), *sections]))
+  return html_page(title, "\n".join([_format_overview(caches), *sections]))
 
 
-def feature_columns(feature: Mapping[str, Any]) -> dict[str, str]:
+def format_columns(feature: Mapping[str, Any]) -> dict[str, str]:
   """A feature's numbers by what they are, as people read them."""
   columns = {
     "tokens": f"{feature['tokens']:,}",
@@ -37,79 +37,81 @@ def feature_columns(feature: Mapping[str, Any]) -> dict[str, str]:
   if "feature_length" in feature:
     columns |= {
       "length": f"{feature['feature_length']:,}",
-      "examples cut": f"{feature['cut_examples']:,} ({percent(feature['cut_examples_percent'])})",
-      "tokens cut": f"{feature['cut_tokens']:,} ({percent(feature['cut_tokens_percent'])})",
+      "examples cut": f"{feature['cut_examples']:,} ({format_percent(feature['cut_examples_percent'])})",
+      "tokens cut": f"{feature['cut_tokens']:,} ({format_percent(feature['cut_tokens_percent'])})",
     }
   return columns
 
 
-def bin_label(interval: Mapping[str, int]) -> str:
+def format_bin(interval: Mapping[str, int]) -> str:
   """The lengths of one bar of a histogram."""
   low, high = interval["from"], interval["to"]
   return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
   """A share in percent, a dash for one that is not known.
 
-  >>> percent(12.5), percent(100 / 3), percent(0.0001234), percent(None)
+  >>> format_percent(12.5), format_percent(100 / 3), format_percent(0.0001234), format_percent(None)
   ('12.5%', '33.3333%', '0.0001234%', '-')
   """
   return "-" if share is None else f"{share:.6g}%"
 
 
-def _overview(caches: Sequence[Mapping[str, Any]]) -> str:
+def _format_overview(caches: Sequence[Mapping[str, Any]]) -> str:
   names = ("examples", "source_shards", "shards", "bytes")
   header = ["task and split", *(name.replace("_", " ") for name in names)]
   rows = [[f"{c['task']} {c['split']}", *(f"{c[name]:,}" for name in names)] for c in caches]
   return html_table(header, rows)
 
 
-def _mixture(shares: Sequence[Mapping[str, Any]]) -> str:
+def _format_mixture(shares: Sequence[Mapping[str, Any]]) -> str:
   start, stop = shares[0]["steps"]
   rows = [
     [
       share["task"],
-      percent(share["planned_percent"]),
-      percent(share["real_percent"]),
+      format_percent(share["planned_percent"]),
+      format_percent(share["real_percent"]),
       f"{share['rows']:,}",
-      percent(share["token_percent"]),
+      format_percent(share["token_percent"]),
     ]
     for share in shares
   ]
   bars = []
   for share in shares:
-    bars.append((share["task"], share["planned_percent"], percent(share["planned_percent"]), "planned"))
-    bars.append(("", share["real_percent"], percent(share["real_percent"]), "bar"))
+    bars.append(
+      (share["task"], share["planned_percent"], format_percent(share["planned_percent"]), "planned")
+    )
+    bars.append(("", share["real_percent"], format_percent(share["real_percent"]), "bar"))
   return (
     f"<h2>Mixture in steps {start}:{stop}</h2>"
     + html_table(["task", "planned", "real", "rows", "tokens, estimated"], rows)
     + '<p><span class="key" style="background: var(--planned)"></span>planned share of rows'
     + '<span class="key" style="background: var(--bar)"></span>real share</p>'
-    + _bars(f"planned and real shares of rows in steps {start}:{stop}", bars)
+    + _draw_bars(f"planned and real shares of rows in steps {start}:{stop}", bars)
   )
 
 
-def _lengths(cache: Mapping[str, Any]) -> str:
+def _format_lengths(cache: Mapping[str, Any]) -> str:
   if cache["features"] is None:
     return "<p>A cache in layout as_is keeps no lengths tables.</p>"
   if not cache["features"]:
     return "<p>No feature is a sequence.</p>"
-  columns = {name: feature_columns(feature) for name, feature in cache["features"].items()}
-  titles = list(dict.fromkeys(title for found in columns.values() for title in found))
-  rows = [[name, *(found.get(title, "") for title in titles)] for name, found in columns.items()]
+  columns = {name: format_columns(feature) for name, feature in cache["features"].items()}
+  titles = list(dict.fromkeys(title for row in columns.values() for title in row))
+  rows = [[name, *(row.get(title, "") for title in titles)] for name, row in columns.items()]
   plots = [
     f"<h3>Tokens of {as_html(name)}</h3>"
-    + _bars(
+    + _draw_bars(
       f"examples by tokens of {name}",
-      [(bin_label(b), b["examples"], f"{b['examples']:,}", "bar") for b in feature["histogram"]],
+      [(format_bin(b), b["examples"], f"{b['examples']:,}", "bar") for b in feature["histogram"]],
     )
     for name, feature in cache["features"].items()
   ]
   return html_table(["feature", *titles], rows) + "".join(plots)
 
 
-def _bars(title: str, bars: Sequence[tuple[str, float | None, str, str]]) -> str:
+def _draw_bars(title: str, bars: Sequence[tuple[str, float | None, str, str]]) -> str:
   """(label, size, what stands behind it, class) as horizontal bars, the largest as wide as there is room."""
   largest = max((size or 0 for _, size, _, _ in bars), default=0) or 1
   left = 16 + _LETTER_WIDTH * max((len(label) for label, *_ in bars), default=0)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.inspection.history import Difference
-from anystep.tasks.data_program.stats_page import bin_label, feature_columns, percent
+from anystep.tasks.data_program.stats_page import format_bin, format_columns, format_percent
 from anystep.tasks.vocabularies.decoding import escape_unprintable
 
 # Where no terminal shows them, tables are as wide as they need to be.
@@ -42,10 +42,10 @@ def print_table(
   """
   terminal = sys.stdout.isatty()
   table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, padding=(0, 2, 0, 0))
-  for place, name in enumerate(header):
-    table.add_column(name, justify="left" if place == 0 or name in left else "right", overflow="fold")
+  for position, name in enumerate(header):
+    table.add_column(name, justify="left" if position == 0 or name in left else "right", overflow="fold")
   for row in rows:
-    table.add_row(*(escape_unprintable(_cell(cell)) for cell in row))
+    table.add_row(*(escape_unprintable(_format_cell(cell)) for cell in row))
   if terminal:
     console = Console(markup=False, emoji=False, highlight=False)
     console.print(title, style="bold")
@@ -70,12 +70,12 @@ def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) 
   print_table("Tasks", titles, rows, left=("unit table",))
   rows = []
   for segment in segments:
-    own, reason = [segment[name] for name in ("start_step", "batch_size", "lanes")], segment["reason"]
+    first_cells, reason = [segment[name] for name in ("start_step", "batch_size", "lanes")], segment["reason"]
     for name, task in segment["tasks"].items():
-      shares = (task["rate"], percent(task["percent"]), task["first_unit"], task["epoch"])
-      rows.append((*own, name, *shares, reason))
+      shares = (task["rate"], format_percent(task["percent"]), task["first_unit"], task["epoch"])
+      rows.append((*first_cells, name, *shares, reason))
       # What is the segment's stands in its first line.
-      own, reason = ["", "", ""], ""
+      first_cells, reason = ["", "", ""], ""
   header = ("from step", "batch size", "lanes", "task", "rate", "share", "first unit", "epoch", "reason")
   print_table("History", header, rows, left=("task", "reason"))
   rows = [
@@ -87,13 +87,13 @@ def print_plan(segments: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) 
     print_table("Tombstones", ("from step", "task", "examples", "reason"), rows, left=("task", "reason"))
 
 
-def print_differences(found: Sequence[Difference], step: int | None) -> None:
+def print_differences(differences: Sequence[Difference], step: int | None) -> None:
   """Prints in what two plans differ, and from which step on that shows."""
-  if found:
-    rows = [(field, *map(_side, (one, other))) for field, one, other in found]
+  if differences:
+    rows = [(field, *map(_format_side, (one, other))) for field, one, other in differences]
     print_table("Differences", ("field", "one", "other"), rows, left=("one", "other"))
   where = "at no step" if step is None else f"from step {step} on"
-  print(f"The plans are {'not ' if found else ''}the same; their rows differ {where}.")
+  print(f"The plans are {'not ' if differences else ''}the same; their rows differ {where}.")
 
 
 def print_batch(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -113,10 +113,10 @@ def print_stats(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[st
     rows = [
       (
         share["task"],
-        percent(share["planned_percent"]),
-        percent(share["real_percent"]),
+        format_percent(share["planned_percent"]),
+        format_percent(share["real_percent"]),
         share["rows"],
-        percent(share["token_percent"]),
+        format_percent(share["token_percent"]),
       )
       for share in shares
     ]
@@ -131,7 +131,7 @@ def _print_lengths(cache: Mapping[str, Any]) -> None:
   if cache["features"] is None:
     print(f"{title}: a cache in layout as_is keeps no lengths tables, so nothing is said of tokens.\n")
     return
-  rows = {name: feature_columns(feature) for name, feature in cache["features"].items()}
+  rows = {name: format_columns(feature) for name, feature in cache["features"].items()}
   header = list(dict.fromkeys(column for columns in rows.values() for column in columns))
   if rows:
     lines = [(name, *(columns.get(title, "") for title in header)) for name, columns in rows.items()]
@@ -139,20 +139,20 @@ def _print_lengths(cache: Mapping[str, Any]) -> None:
   for name, feature in cache["features"].items():
     largest = max((b["examples"] for b in feature["histogram"]), default=0)
     bars = [
-      (bin_label(b), b["examples"], "#" * -(-_BAR_CHARACTERS * b["examples"] // largest))
+      (format_bin(b), b["examples"], "#" * -(-_BAR_CHARACTERS * b["examples"] // largest))
       for b in feature["histogram"]
     ]
     print_table(f"Tokens of {title}: {name}", ("tokens", "examples", ""), bars, left=("",))
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
   if isinstance(value, int) and not isinstance(value, bool):
     return f"{value:,}"
   return "-" if value is None else str(value)
 
 
-def _side(value: object) -> str:
+def _format_side(value: object) -> str:
   """Format a plan's value of a field; a mapping is a task or segment that only this plan has."""
   if isinstance(value, list) and len(value) > _SHOWN_ITEMS:
     return f"{', '.join(map(str, value[:_SHOWN_ITEMS]))}, … ({len(value):,})"
-  return "is there" if isinstance(value, Mapping) else _cell(value)
+  return "is there" if isinstance(value, Mapping) else _format_cell(value)

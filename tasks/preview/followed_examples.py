@@ -122,7 +122,7 @@ class FollowedExamples:
     # The cache job's, for what draws by TensorFlow's.
     tf.random.set_seed(0)
     with source_errors(task, split):
-      source = self._source()
+      source = self._read_source()
       examples = list(source.take(skip + num_examples + _MORE_EXAMPLES))
     places = range(skip, min(skip + num_examples, len(examples)))
     notes = [f"the source shard has {len(examples)} examples"] if len(places) < num_examples else []
@@ -137,7 +137,7 @@ class FollowedExamples:
     """
     self._steps.append(preprocessor)
     if isinstance(preprocessor, seqio.CacheDatasetPlaceholder):
-      self._seed = self._seed_after_cache(len(self._steps) - 1)
+      self._seed = self._compute_seed_after_cache(len(self._steps) - 1)
       return
     before = self.now
     run, spec = self._build(preprocessor)
@@ -147,8 +147,8 @@ class FollowedExamples:
       num_given = self._find_last_passing(run)
       if not before.followed or num_given <= before.followed[-1].place:
         labels = {example.place: example.label for example in before.followed}
-        given = before.examples[num_given] if num_given >= 0 else None
-        raise StepFailed(error, labels.get(num_given), given) from error
+        failing_example = before.examples[num_given] if num_given >= 0 else None
+        raise StepFailed(error, labels.get(num_given), failing_example) from error
       results, _ = run(num_given)
     self.now = self._trace(run, results, num_given, spec)
 
@@ -182,14 +182,14 @@ class FollowedExamples:
     before = self.now
 
     @functools.cache
-    def first(num_examples: int) -> list[Any]:
-      return _contents(results if num_examples == num_given else run(num_examples)[0])
+    def run_first(num_examples: int) -> list[Any]:
+      return _to_comparable(results if num_examples == num_given else run(num_examples)[0])
 
-    contents = first(num_given)
-    ranges = [(first(example.place), first(example.place + 1)) for example in before.followed]
+    contents = run_first(num_given)
+    ranges = [(run_first(example.place), run_first(example.place + 1)) for example in before.followed]
     notes: list[str] = []
     if any(part != contents[: len(part)] for pair in ranges for part in pair):
-      if sorted(_contents(run(num_given)[0]), key=repr) == sorted(contents, key=repr):
+      if sorted(_to_comparable(run(num_given)[0]), key=repr) == sorted(contents, key=repr):
         note = "what it makes of an example depends on those beside it: other examples, numbered anew"
         return self._restart(note, spec)
       notes.append("each run of it makes something else: it draws, but not by SeqIO's seeds")
@@ -210,32 +210,32 @@ class FollowedExamples:
   def _restart(self, note: str, spec: Any, dropped: Sequence[str] = ()) -> Following:
     """Follow new examples, the first that pass all steps so far; read as much of the source as needed."""
     # The cache job joins no shards: others are read only where there is too little in this one.
-    results = self._from_start(1)
+    results = self._run_from_start(1)
     if len(results) < self._num_examples:
-      results = self._from_start(_RESTART_SHARDS)
+      results = self._run_from_start(_RESTART_SHARDS)
     followed = [Followed(f"new {k}", k) for k in range(min(self._num_examples, len(results)))]
     if not followed:
       note = f"nothing is left of the first {_RESTART_EXAMPLES:,} source examples"
     return Following(results, spec, followed, dropped, [note])
 
-  def _from_start(self, num_shards: int) -> list[Any]:
+  def _run_from_start(self, num_shards: int) -> list[Any]:
     """The first examples after all steps up to here.
 
     Raises:
       StepFailed: where one of them raises.
     """
     try:
-      dataset, seed = self._source(num_shards).take(_RESTART_EXAMPLES), self._base_seed
+      dataset, seed = self._read_source(num_shards).take(_RESTART_EXAMPLES), self._base_seed
       for place, step in enumerate(self._steps):
         if isinstance(step, seqio.CacheDatasetPlaceholder):
-          seed = self._seed_after_cache(place)
+          seed = self._compute_seed_after_cache(place)
         else:
           dataset, seed = self._apply(dataset, step, seed)
       return list(dataset.take(self._num_examples + _MORE_EXAMPLES))
     except Exception as error:
       raise StepFailed(error) from error
 
-  def _source(self, num_shards: int = 1) -> tf.data.Dataset:
+  def _read_source(self, num_shards: int = 1) -> tf.data.Dataset:
     """The source's examples from the shard on."""
     names = source_shards(self._task, self._split)
     datasets = [
@@ -244,7 +244,7 @@ class FollowedExamples:
     ]
     return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
-  def _seed_after_cache(self, place: int) -> int:
+  def _compute_seed_after_cache(self, place: int) -> int:
     """As `seqio.Task.preprocess_postcache` has it."""
     return self._base_seed + 42 * place
 
@@ -336,15 +336,15 @@ def format_failure(error: Exception) -> str:
   return re.sub(r"\w+: (?=\w+(Error|Exception): )", "", text, count=1) + where
 
 
-def _contents(examples: Sequence[Any]) -> list[Any]:
+def _to_comparable(examples: Sequence[Any]) -> list[Any]:
   """Convert examples to comparable values: NaNs, and zeros of either sign, by their bits."""
   return [
-    [_bits(tensor.numpy()) for tensor in tf.nest.flatten(example, expand_composites=True)]
+    [_to_bits(tensor.numpy()) for tensor in tf.nest.flatten(example, expand_composites=True)]
     for example in examples
   ]
 
 
-def _bits(value: Any) -> Any:
+def _to_bits(value: Any) -> Any:
   if isinstance(value, bytes):
     return value
   array = np.asarray(value)

@@ -45,44 +45,44 @@ def preview_page(previews: Sequence[Preview], *, full: bool = False) -> str:
     full: whether long values are shown whole.
   """
   title = "Preview: " + ", ".join(preview.task for preview in previews)
-  return html_page(title, "".join(_preview(preview, full) for preview in previews), style=_STYLE)
+  return html_page(title, "".join(_format_preview(preview, full) for preview in previews), style=_STYLE)
 
 
-def _preview(preview: Preview, full: bool) -> str:
+def _format_preview(preview: Preview, full: bool) -> str:
   where = f"{preview.task} {preview.split}, source shard {preview.source_shard}"
-  stages = "".join(_stage(k, stage, full) for k, stage in enumerate(preview.stages))
+  stages = "".join(_format_stage(k, stage, full) for k, stage in enumerate(preview.stages))
   problem = "" if preview.error is None else f'<p class="problem">{as_html(preview.error)}</p>'
-  return f'<h2>{as_html(where)}</h2>{_notes(preview.notes)}<ol class="stages">{stages}</ol>{problem}'
+  return f'<h2>{as_html(where)}</h2>{_format_notes(preview.notes)}<ol class="stages">{stages}</ol>{problem}'
 
 
-def _stage(number: int, stage: Stage, full: bool) -> str:
+def _format_stage(number: int, stage: Stage, full: bool) -> str:
   if stage.kind == "cache":
     return f'<li class="cache">{as_html(stage.name)}</li>'
   parts = [
     f"<h3>{number} {as_html(stage.name)} <small>{as_html(stage.bound)}</small></h3>",
-    _notes(stage.notes),
+    _format_notes(stage.notes),
   ]
   if stage.left:
     parts.append(f'<p class="dropped">{as_html(stage.left)}</p>')
   if stage.problem is not None:
     parts.append(f'<p class="problem">raised {as_html(stage.problem)}</p>')
-  parts += [_example(stage, example, full) for example in stage.examples]
+  parts += [_format_example(stage, example, full) for example in stage.examples]
   return f'<li class="{"failed" if stage.problem else stage.kind}">{"".join(parts)}</li>'
 
 
-def _notes(notes: Iterable[str]) -> str:
+def _format_notes(notes: Iterable[str]) -> str:
   return "".join(f'<p class="note">{as_html(note)}</p>' for note in notes)
 
 
-def _example(stage: Stage, example: Example, full: bool) -> str:
-  given = "given: " if stage.problem else ""
-  parts = [f"<b>{given}example {as_html(example.label)}{example.of_how_many}</b><dl>"]
+def _format_example(stage: Stage, example: Example, full: bool) -> str:
+  prefix = "given: " if stage.problem else ""
+  parts = [f"<b>{prefix}example {as_html(example.label)}{example.of_how_many}</b><dl>"]
   for name, value, is_sum in _format_features(stage, example):
     if is_sum:
       parts.append(f"<dt><b>{as_html(name)}</b> sum {np.sum(value.values):,}</dt>")
       continue
     cut = "" if value.kept is None else f", {value.cut:,} cut"
-    parts.append(f"<dt><b>{as_html(name)}</b> {value.form}{cut}</dt><dd>{_content(value, full)}</dd>")
+    parts.append(f"<dt><b>{as_html(name)}</b> {value.form}{cut}</dt><dd>{_format_value(value, full)}</dd>")
   parts.append("</dl>")
   same = [name for name in example.features if name not in example.changed]
   parts += [
@@ -101,15 +101,15 @@ def _format_features(stage: Stage, example: Example) -> Iterable[tuple[str, Valu
   return [(name, example.features[name], False) for name in example.changed]
 
 
-def _content(value: Value, full: bool) -> str:
+def _format_value(value: Value, full: bool) -> str:
   if value.is_tokens:
     used = value.used if value.kept is None else len(value.values)
     kept = used if value.kept is None else value.kept
     padding = (
       f' <span class="gap">{len(value.values) - used:,} of padding</span>' if used < len(value.values) else ""
     )
-    cut = f"<del>{_tokens(value, kept, used, full)}</del>" if kept < used else ""
-    return _tokens(value, 0, kept, full) + cut + padding
+    cut = f"<del>{_format_tokens(value, kept, used, full)}</del>" if kept < used else ""
+    return _format_tokens(value, 0, kept, full) + cut + padding
   described = value.to_json()
   if "text" in described:
     return _shorten(described["text"], _CHARACTERS, "characters", full)
@@ -135,20 +135,20 @@ def _shorten(text: str, limits: tuple[int, int], what: str, full: bool) -> str:
   return as_html(text[:head]) + gap + as_html(text[-tail:])
 
 
-def _tokens(value: Value, start: int, stop: int, full: bool) -> str:
+def _format_tokens(value: Value, start: int, stop: int, full: bool) -> str:
   """Tokens as coloured pieces, whose ids show when they are pointed at."""
   head, tail = _TOKENS
   if full or stop - start <= head + tail:
-    return "".join(map(_token, value.pieces(start, stop)))
+    return "".join(map(_format_token, value.pieces(start, stop)))
   gap = f'<span class="gap"> … {stop - start - head - tail:,} tokens … </span>'
   return (
-    "".join(map(_token, value.pieces(start, start + head)))
+    "".join(map(_format_token, value.pieces(start, start + head)))
     + gap
-    + "".join(map(_token, value.pieces(stop - tail, stop)))
+    + "".join(map(_format_token, value.pieces(stop - tail, stop)))
   )
 
 
-def _token(piece: Piece) -> str:
+def _format_token(piece: Piece) -> str:
   kind = "token special" if piece.is_special else "token"
   return f'<span class="{kind}" title="{piece.id}">{as_html(piece.text) or "·"}</span>'
 

@@ -19,7 +19,7 @@ from anystep.tasks.preview.followed_examples import (
   source_shard,
   source_shards,
 )
-from anystep.tasks.preview.stages import MODELS, ShownStages, step_title
+from anystep.tasks.preview.stages import MODELS, ShownStages, describe_step
 from anystep.tasks.preview.values import Preview, Stage
 from anystep.tasks.reading.preprocessor_graph import validate
 from anystep.tasks.vocabularies.decoding import vocabularies
@@ -57,7 +57,7 @@ def preview(
   Raises:
     AnystepError: 64 `source`, `skip`; 66 `source_unreadable`, `source_empty`.
   """
-  shard, skip = _first_example(task, split, source, skip)
+  shard, skip = _find_first_example(task, split, source, skip)
   examples = FollowedExamples(
     task,
     split=split,
@@ -83,7 +83,7 @@ def preview(
     except StepFailed as failure:
       stages.append(shown.failed(preprocessor, failure))
       where = {"task": task.name, "split": split, "source_shard": shard_name}
-      error = _step_error(failure, {**where, "preprocessor": step_title(preprocessor)[0]})
+      error = _step_error(failure, {**where, "preprocessor": describe_step(preprocessor)[0]})
       break
     stages.append(shown.step(preprocessor, examples.now))
   else:
@@ -107,7 +107,7 @@ def _add_model_stages(
     validate(task, types.SimpleNamespace(element_spec=examples.now.spec))
     if feature_lengths is None or not examples.now.followed:
       return None
-    model = model or _fitting_model(task, feature_lengths)
+    model = model or _choose_model(task, feature_lengths)
     prefix = model == "prefix_lm" or (model == "decoder" and "inputs" in feature_lengths)
     stages.append(shown.trim(feature_lengths, joined=prefix and packing == PackingPolicy.NONE))
     stages.append(shown.model_rows(model, feature_lengths, packing))
@@ -130,10 +130,10 @@ def check_previews(
     AnystepError: 64 `split_unknown`, `model`; 66 `vocabulary_missing`; 78 `feature_lengths`,
       `preprocessors_refused`.
   """
-  known = {name for task in tasks for name in task.output_features}
+  feature_names = {name for task in tasks for name in task.output_features}
   for name in feature_lengths or {}:
-    if name not in known:
-      raise _lengths_error(find_nearest(name, known), name)
+    if name not in feature_names:
+      raise _lengths_error(find_nearest(name, feature_names), name)
   for task in tasks:
     if not has_split(task, split):
       raise AnystepError(
@@ -144,7 +144,7 @@ def check_previews(
         got=split,
         fix="name one of the task's splits with --split",
       )
-    takes = MODELS[model or _fitting_model(task, feature_lengths)][1]
+    takes = MODELS[model or _choose_model(task, feature_lengths)][1]
     if missing := [name for name in takes if name not in task.output_features]:
       raise AnystepError(
         ExitCode.USAGE,
@@ -152,7 +152,7 @@ def check_previews(
         task=task.name,
         expected=f"a model for {', '.join(task.output_features)}",
         got=f"{model}, which takes {', '.join(missing)}",
-        fix=f"choose --model={_fitting_model(task, feature_lengths)}, or leave it out",
+        fix=f"choose --model={_choose_model(task, feature_lengths)}, or leave it out",
       )
     if feature_lengths is not None and not feature_lengths.keys() >= set(takes):
       raise _lengths_error(f"lengths of {', '.join(takes)}", ", ".join(feature_lengths), task=task.name)
@@ -174,7 +174,7 @@ def _check_preprocessors(task: seqio.Task, feature_lengths: Mapping[str, int] | 
     ) from error
   for preprocessor in preprocessors:
     if feature_lengths is None and _needs_lengths(preprocessor):
-      name, _ = step_title(preprocessor)
+      name, _ = describe_step(preprocessor)
       names = ", ".join(task.output_features)
       raise _lengths_error(f"lengths of {names}", "none", task=task.name, preprocessor=name)
 
@@ -219,19 +219,19 @@ def _check_vocabularies(task: seqio.Task) -> None:
       ) from error
 
 
-def _fitting_model(task: seqio.Task, feature_lengths: Mapping[str, int] | None) -> str:
+def _choose_model(task: seqio.Task, feature_lengths: Mapping[str, int] | None) -> str:
   """The model that takes the features that the task must have, and those it may have that have a length."""
-  taken = {
+  names = {
     name
     for name, feature in task.output_features.items()
     if feature.required or name in (feature_lengths or {})
   }
-  if "targets" not in taken:
+  if "targets" not in names:
     return "pass_through"
-  return "encoder_decoder" if "inputs" in taken else "lm"
+  return "encoder_decoder" if "inputs" in names else "lm"
 
 
-def _first_example(task: seqio.Task, split: str, source: str | None, skip: int) -> tuple[int, int]:
+def _find_first_example(task: seqio.Task, split: str, source: str | None, skip: int) -> tuple[int, int]:
   """The source shard of the first example, and its number in it."""
   names = source_shards(task, split)
   shards: Sequence[int] = range(len(names))
@@ -254,10 +254,10 @@ def _first_example(task: seqio.Task, split: str, source: str | None, skip: int) 
   before = 0
   for shard in shards:
     with source_errors(task, split):
-      found = sum(1 for _ in source_shard(task, split, shard).take(skip - before + 1))
-    if found > skip - before:
+      num_examples = sum(1 for _ in source_shard(task, split, shard).take(skip - before + 1))
+    if num_examples > skip - before:
       return shard, skip - before
-    before += found
+    before += num_examples
   if not before:
     raise AnystepError(
       ExitCode.NO_INPUT,

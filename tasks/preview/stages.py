@@ -55,33 +55,37 @@ class ShownStages:
 
   def source(self, source: seqio.DataSource, now: Following) -> Stage:
     """The source's own examples."""
-    return Stage(kind="source", name=type(source).__name__, examples=self._examples(now), notes=now.notes)
+    return Stage(
+      kind="source", name=type(source).__name__, examples=self._make_examples(now), notes=now.notes
+    )
 
   def step(self, preprocessor: Callable, now: Following) -> Stage:
     """A step, and the examples after it."""
     if isinstance(preprocessor, seqio.CacheDatasetPlaceholder):
       return Stage(kind="cache", name="cached above, at reading below")
-    name, arguments = step_title(preprocessor)
-    given = len(self._labels)
+    name, arguments = describe_step(preprocessor)
+    num_given = len(self._labels)
     return Stage(
       kind="preprocessor",
       name=name,
       arguments=arguments,
-      examples=self._examples(now),
-      given=given,
+      examples=self._make_examples(now),
+      given=num_given,
       dropped=now.dropped,
       notes=now.notes,
     )
 
   def failed(self, preprocessor: Callable, failure: StepFailed) -> Stage:
     """A step that raised, and the example that it was given."""
-    name, arguments = step_title(preprocessor)
-    given = []
+    name, arguments = describe_step(preprocessor)
+    failing = []
     if failure.example is not None:
-      features = self._values(failure.example)
+      features = self._make_values(failure.example)
       label = failure.label or "that is not shown above"
-      given = [Example(label=label, features=features, changed=tuple(features))]
-    return Stage(kind="preprocessor", name=name, arguments=arguments, examples=given, problem=failure.message)
+      failing = [Example(label=label, features=features, changed=tuple(features))]
+    return Stage(
+      kind="preprocessor", name=name, arguments=arguments, examples=failing, problem=failure.message
+    )
 
   def trim(self, feature_lengths: Mapping[str, int], *, joined: bool) -> Stage:
     """Return the stage at which examples are cut to the feature lengths.
@@ -101,11 +105,11 @@ class ShownStages:
       if joined:
         limits["inputs"] = feature_lengths["inputs"] + feature_lengths["targets"]
         limits["targets"] = limits["inputs"] - min(len(named["inputs"].values), limits["inputs"])
-      kept = {
+      trimmed = {
         name: dataclasses.replace(value, kept=min(len(value.values), limits[name]))
         for name, value in named.items()
       }
-      examples.append(Example(label=label, features=kept, changed=tuple(kept)))
+      examples.append(Example(label=label, features=trimmed, changed=tuple(trimmed)))
     arguments = {name: str(length) for name, length in feature_lengths.items()}
     return Stage(kind="trimmed", name="cut to lengths", arguments=arguments, examples=examples)
 
@@ -115,9 +119,9 @@ class ShownStages:
     Raises:
       AnystepError: as the converter does.
     """
-    order, counts = self._packs(feature_lengths, packing)
+    order, counts = self._pack(feature_lengths, packing)
     names = [name for name in self._features[0] if name in self._output_features]
-    batch = {name: _column([self._features[k][name].values for k in order]) for name in names}
+    batch = {name: _stack_rows([self._features[k][name].values for k in order]) for name in names}
     rows = MODELS[model][0]()(batch, feature_lengths, counts)
     labels = [self._labels[k] for k in order]
     stops = np.cumsum(np.ones(len(order), np.int64) if counts is None else counts).tolist()
@@ -126,7 +130,7 @@ class ShownStages:
       features = {
         name: Value(
           values=feature.rows()[row] if isinstance(feature, Ragged) else np.asarray(feature[row]),
-          vocabulary=self._model_vocabulary(model, name),
+          vocabulary=self._find_vocabulary(model, name),
         )
         for name, feature in rows.items()
       }
@@ -138,7 +142,7 @@ class ShownStages:
       kind="model", name=f"features of {model}", arguments=arguments, examples=examples, notes=notes
     )
 
-  def _packs(
+  def _pack(
     self, feature_lengths: Mapping[str, int], packing: PackingPolicy
   ) -> tuple[list[int], np.ndarray | None]:
     """The examples in the order of the rows, and how many each row has; None where each is a row."""
@@ -153,7 +157,7 @@ class ShownStages:
     starts, records = pack(np.array(lengths, np.int64), limits, packing)
     return records.tolist(), np.diff(starts)
 
-  def _model_vocabulary(self, model: str, name: str) -> Any:
+  def _find_vocabulary(self, model: str, name: str) -> Any:
     """Return the vocabulary of a model's feature; None if it has no tokens."""
     if model == "pass_through":
       return self._vocabularies.get(name)
@@ -162,33 +166,34 @@ class ShownStages:
     side = "inputs" if name.startswith("encoder") else "targets"
     return self._vocabularies.get(side) if name.endswith("_tokens") else None
 
-  def _examples(self, now: Following) -> list[Example]:
-    found = [self._values(now.examples[example.place]) for example in now.followed]
+  def _make_examples(self, now: Following) -> list[Example]:
+    features_by_example = [self._make_values(now.examples[example.place]) for example in now.followed]
     examples = [
-      self._example(example, features) for example, features in zip(now.followed, found, strict=True)
+      self._make_example(example, features)
+      for example, features in zip(now.followed, features_by_example, strict=True)
     ]
-    self._labels, self._features = [example.label for example in now.followed], found
+    self._labels, self._features = [example.label for example in now.followed], features_by_example
     return examples
 
-  def _example(self, followed: Followed, features: dict[str, Value]) -> Example:
+  def _make_example(self, followed: Followed, features: dict[str, Value]) -> Example:
     before = {} if followed.parent is None else self._features[followed.parent]
-    kept = [name for name, value in features.items() if name in before and _same(value, before[name])]
+    unchanged = [name for name, value in features.items() if name in before and _is_same(value, before[name])]
     return Example(
       label=followed.label,
       features=features,
-      changed=[name for name in features if name not in kept],
+      changed=[name for name in features if name not in unchanged],
       removed=[name for name in before if name not in features],
       siblings=followed.siblings,
     )
 
-  def _values(self, example: Any) -> dict[str, Value]:
+  def _make_values(self, example: Any) -> dict[str, Value]:
     return {
-      name: Value(values=_array(tensor), vocabulary=self._vocabularies.get(name))
-      for name, tensor in _flat(example)
+      name: Value(values=_to_array(tensor), vocabulary=self._vocabularies.get(name))
+      for name, tensor in _flatten(example)
     }
 
 
-def step_title(preprocessor: Any) -> tuple[str, dict[str, str]]:
+def describe_step(preprocessor: Any) -> tuple[str, dict[str, str]]:
   """A preprocessor's name, and the arguments that are bound to it as text."""
   bound: dict[str, Any] = {}
   name = seqio.utils.function_name(preprocessor) or type(preprocessor).__name__
@@ -202,23 +207,23 @@ def step_title(preprocessor: Any) -> tuple[str, dict[str, str]]:
       **bound,
     }
     preprocessor = preprocessor.func
-  return name, {key: _argument(value) for key, value in bound.items()}
+  return name, {key: _format_argument(value) for key, value in bound.items()}
 
 
-def _argument(value: Any) -> str:
+def _format_argument(value: Any) -> str:
   """A value as text in which nothing is another in another process."""
   if isinstance(value, (str, bytes, int, float, type(None))):
     text = repr(value)
   elif isinstance(value, Mapping):
-    text = "{" + ", ".join(f"{key!r}: {_argument(item)}" for key, item in value.items()) + "}"
+    text = "{" + ", ".join(f"{key!r}: {_format_argument(item)}" for key, item in value.items()) + "}"
   elif isinstance(value, (list, tuple)):
-    text = "[" + ", ".join(map(_argument, value)) + "]"
+    text = "[" + ", ".join(map(_format_argument, value)) + "]"
   else:
     text = getattr(value, "__name__", type(value).__name__)
   return text if len(text) <= _ARGUMENT_CHARACTERS else f"{text[:_ARGUMENT_CHARACTERS]}…"
 
 
-def _flat(element: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(element: Any, name: str = "") -> Iterator[tuple[str, Any]]:
   """An example's tensors with their names, which are paths where they lie in others."""
   if isinstance(element, Mapping):
     parts: Iterable[tuple[Any, Any]] = element.items()
@@ -228,10 +233,10 @@ def _flat(element: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     yield name or "element", element
     return
   for key, part in parts:
-    yield from _flat(part, f"{name}/{key}" if name else str(key))
+    yield from _flatten(part, f"{name}/{key}" if name else str(key))
 
 
-def _array(tensor: Any) -> np.ndarray | Ragged:
+def _to_array(tensor: Any) -> np.ndarray | Ragged:
   if isinstance(tensor, tf.SparseTensor):
     tensor = tf.sparse.to_dense(tensor)
   # A text comes as Python's own bytes.
@@ -239,14 +244,14 @@ def _array(tensor: Any) -> np.ndarray | Ragged:
   return np.array(value, object) if isinstance(value, bytes) else value
 
 
-def _column(rows: Sequence[np.ndarray | Ragged]) -> Ragged | np.ndarray:
+def _stack_rows(rows: Sequence[np.ndarray | Ragged]) -> Ragged | np.ndarray:
   """A feature of several examples."""
   if not rows[0].ndim:
     return np.array([np.asarray(row).item() for row in rows], rows[0].dtype)
   return Ragged.of_rows(rows, rows[0].dtype, rows[0].shape[1:])
 
 
-def _same(one: Value, other: Value) -> bool:
+def _is_same(one: Value, other: Value) -> bool:
   left, right = one.values, other.values
   if isinstance(left, Ragged) or isinstance(right, Ragged):
     return isinstance(left, Ragged) and isinstance(right, Ragged) and one.to_json() == other.to_json()

@@ -40,31 +40,34 @@ def preview_text(preview: Preview, *, full: bool = False) -> RenderableType:
     f" {escape_unprintable(preview.split)}, source shard {escape_unprintable(preview.source_shard)}",
   )
   return Group(
-    head, *_notes(preview.notes), *(_stage(k, stage, full) for k, stage in enumerate(preview.stages)), Text()
+    head,
+    *_format_notes(preview.notes),
+    *(_format_stage(k, stage, full) for k, stage in enumerate(preview.stages)),
+    Text(),
   )
 
 
 def print_previews(previews: Iterable[Preview], *, full: bool = False) -> None:
   """Prints previews: drawn on a terminal, else as plain lines."""
   if sys.stdout.isatty():
-    Console(**_AS_IT_IS).print(*(preview_text(made, full=full) for made in previews))
+    Console(**_AS_IT_IS).print(*(preview_text(preview, full=full) for preview in previews))
     return
   plain = io.StringIO()
   console = Console(file=plain, width=_PLAIN_WIDTH, color_system=None, **_AS_IT_IS)
-  console.print(*(preview_text(made, full=full) for made in previews))
+  console.print(*(preview_text(preview, full=full) for preview in previews))
   print(*(line.rstrip() for line in plain.getvalue().splitlines()), sep="\n", flush=True)
 
 
 def preview_picture(previews: Iterable[Preview], *, full: bool = False) -> str:
   """Draw the output of `print_previews` as an SVG picture."""
   console = Console(file=io.StringIO(), record=True, width=_PICTURE_WIDTH, **_AS_IT_IS)
-  console.print(*(preview_text(made, full=full) for made in previews))
+  console.print(*(preview_text(preview, full=full) for preview in previews))
   picture = console.export_svg(title="anystep-data preview", unique_id="preview")
   # The letters stand where they belong in any font: none is fetched.
   return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
 
 
-def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
+def _format_stage(number: int, stage: Stage, full: bool) -> RenderableType:
   if stage.kind == "cache":
     return Group(Text(), Rule(Text(stage.name, "bold yellow"), align="left", style="yellow"))
   title = Text.assemble(
@@ -72,7 +75,7 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
     (escape_unprintable(stage.name), "bold red" if stage.problem else "bold"),
     (escape_unprintable(stage.bound), "dim"),
   )
-  lines: list[RenderableType] = [Text(), Rule(title, align="left", style="dim"), *_notes(stage.notes)]
+  lines: list[RenderableType] = [Text(), Rule(title, align="left", style="dim"), *_format_notes(stage.notes)]
   if stage.left:
     lines.append(Text(stage.left, "yellow"))
   if stage.problem is not None:
@@ -81,18 +84,18 @@ def _stage(number: int, stage: Stage, full: bool) -> RenderableType:
     label = f"{'given: ' if stage.problem else ''}example {escape_unprintable(example.label)}"
     lines += [
       Text.assemble((label, "cyan"), (example.of_how_many, "yellow")),
-      _features(stage, example, full),
+      _format_features(stage, example, full),
     ]
     if stage.kind == "model":
       lines += [Padding(_align(side, features, full), _INDENT) for side, features in example.sides()]
   return Group(*lines)
 
 
-def _notes(notes: Iterable[str]) -> list[RenderableType]:
+def _format_notes(notes: Iterable[str]) -> list[RenderableType]:
   return [Text(escape_unprintable(note), "dim italic") for note in notes]
 
 
-def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
+def _format_features(stage: Stage, example: Example, full: bool) -> RenderableType:
   """Format the changed features with values, and the names of unchanged and removed ones."""
   grid = Table.grid(padding=(0, 1))
   grid.add_column()
@@ -100,12 +103,12 @@ def _features(stage: Stage, example: Example, full: bool) -> RenderableType:
   grid.add_column(overflow="fold", ratio=1)
   if stage.kind == "model":
     for name, value, is_sum in example.lines():
-      found = [("sum", Text(f"{np.sum(value.values):,}"))] if is_sum else _model_lines(value, full)
-      _add(grid, name, found)
+      lines = [("sum", Text(f"{np.sum(value.values):,}"))] if is_sum else _format_model_lines(value, full)
+      _add_lines(grid, name, lines)
   else:
-    lines_of = _cut_lines if stage.kind == "trimmed" else _lines
+    lines_of = _format_cut_lines if stage.kind == "trimmed" else _format_lines
     for name in example.changed:
-      _add(grid, name, lines_of(example.features[name], full))
+      _add_lines(grid, name, lines_of(example.features[name], full))
   same = [name for name in example.features if name not in example.changed]
   for title, names in (("as before", same), ("gone", example.removed)):
     if names:
@@ -117,17 +120,17 @@ _Lines = Iterable[tuple[str, Text]]
 """What a value is, and its content."""
 
 
-def _add(grid: Table, name: str, lines: _Lines) -> None:
+def _add_lines(grid: Table, name: str, lines: _Lines) -> None:
   title = Text(escape_unprintable(name), "bold")
   for form, content in lines:
     grid.add_row(title, form, content)
     title = Text()
 
 
-def _lines(value: Value, full: bool) -> _Lines:
+def _format_lines(value: Value, full: bool) -> _Lines:
   if value.is_tokens:
     ids = np.asarray(value.values).tolist()
-    yield value.form, _tokens_text(value, len(ids), full)
+    yield value.form, _format_tokens(value, len(ids), full)
     yield "ids", Text(" ".join(_shorten_list(ids, full)), "dim")
     return
   described = value.to_json()
@@ -137,11 +140,11 @@ def _lines(value: Value, full: bool) -> _Lines:
   yield value.form, _shorten(str(content), full)
 
 
-def _cut_lines(value: Value, full: bool) -> _Lines:
-  yield value.form, _cut_text(value, full)
+def _format_cut_lines(value: Value, full: bool) -> _Lines:
+  yield value.form, _format_cut(value, full)
 
 
-def _cut_text(value: Value, full: bool) -> Text:
+def _format_cut(value: Value, full: bool) -> Text:
   if not value.cut:
     return Text("nothing is cut", "dim")
   described = value.to_json()
@@ -150,25 +153,25 @@ def _cut_text(value: Value, full: bool) -> Text:
   return Text.assemble((f"{value.cut:,} cut: ", "red"), content)
 
 
-def _model_lines(value: Value, full: bool) -> _Lines:
+def _format_model_lines(value: Value, full: bool) -> _Lines:
   if value.is_tokens:
-    yield f"{value.used:,} of {len(value.values):,} used", _tokens_text(value, value.used, full)
+    yield f"{value.used:,} of {len(value.values):,} used", _format_tokens(value, value.used, full)
   else:
-    yield from _lines(value, full)
+    yield from _format_lines(value, full)
 
 
-def _tokens_text(value: Value, total: int, full: bool) -> Text:
+def _format_tokens(value: Value, total: int, full: bool) -> Text:
   """Return tokens as text, the middle left out if they are many; sentinels, end and padding stand out."""
   text = Text()
   head, tail = (total, 0) if full or total <= sum(_CHARACTERS) else _CHARACTERS
-  text.append_tokens(map(_piece, value.pieces(0, head)))
+  text.append_tokens(map(_style_piece, value.pieces(0, head)))
   if head < total:
     text.append(f" … {total - head - tail:,} tokens … ", "dim")
-    text.append_tokens(map(_piece, value.pieces(total - tail, total)))
+    text.append_tokens(map(_style_piece, value.pieces(total - tail, total)))
   return text
 
 
-def _piece(piece: Piece) -> tuple[str, str]:
+def _style_piece(piece: Piece) -> tuple[str, str]:
   return escape_unprintable(piece.text), "magenta" if piece.is_special else ""
 
 
@@ -198,17 +201,17 @@ def _align(side: str, features: Sequence[tuple[str, Value]], full: bool) -> Tabl
     table.add_column(escape_unprintable(name.removeprefix(f"{side}_")))
   length = len(features[0][1].values)
   used = max(value.used for _, value in features)
-  for place in _places(used, length, full):
+  for place in _choose_places(used, length, full):
     if place is None:
       table.add_row("…")
     else:
-      table.add_row(str(place), *(_cell(value, place) for _, value in features))
+      table.add_row(str(place), *(_format_cell(value, place) for _, value in features))
   if used < length and not full:
     table.add_row("…", Text(f"{length - used:,} places of padding", "dim"))
   return table
 
 
-def _places(used: int, length: int, full: bool) -> list[int | None]:
+def _choose_places(used: int, length: int, full: bool) -> list[int | None]:
   head, tail = _PLACES
   if full:
     return list(range(length))
@@ -217,11 +220,11 @@ def _places(used: int, length: int, full: bool) -> list[int | None]:
   return [*range(head), None, *range(used - tail, used)]
 
 
-def _cell(value: Value, place: int) -> Text:
+def _format_cell(value: Value, place: int) -> Text:
   if not value.is_tokens:
     return Text(str(np.asarray(value.values)[place]))
   (piece,) = value.pieces(place, place + 1)
-  text, style = _piece(piece)
+  text, style = _style_piece(piece)
   if text and not piece.is_special:
     # Spaces are to be seen; there is no text of a part of a letter.
     text = f"'{text}'"

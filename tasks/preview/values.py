@@ -75,30 +75,30 @@ class Value:
       if is_special:
         run = place + 1
       if place >= start:
-        text = self._special(token) if is_special else self._own_text(ids, run, place)
+        text = self._format_special(token) if is_special else self._decode_alone(ids, run, place)
         yield Piece(token, text, is_special)
 
   def to_json(self) -> dict[str, Any]:
     """As `anystep-data show` has it, with `ids` besides the text of tokens and what is `cut` of them."""
-    found = describe_feature(self.values, self.vocabulary)
+    document = describe_feature(self.values, self.vocabulary)
     if self.is_tokens:
-      found["ids"] = np.asarray(self.values).tolist()
+      document["ids"] = np.asarray(self.values).tolist()
     if self.kept is not None:
-      found["cut"] = self.cut
+      document["cut"] = self.cut
       if self.cut:
         tail = describe_feature(self.values[self.kept :], self.vocabulary)
-        found |= {f"cut_{name}": tail[name] for name in ("text", "values") if name in tail}
-    return found
+        document |= {f"cut_{name}": tail[name] for name in ("text", "values") if name in tail}
+    return document
 
   def _is_special(self, token: int) -> bool:
     v = self.vocabulary
     return token in (v.pad_id, v.eos_id) or token >= v.vocab_size - (v.extra_ids or 0)
 
-  def _special(self, token: int) -> str:
+  def _format_special(self, token: int) -> str:
     # What stands at the end `readable` leaves out.
     return "<pad>" if token == self.vocabulary.pad_id else decode_readable(np.array([token]), self.vocabulary)
 
-  def _own_text(self, ids: np.ndarray, run: int, place: int) -> str:
+  def _decode_alone(self, ids: np.ndarray, run: int, place: int) -> str:
     first = max(run, place - _TOKENS_BEFORE)
     before = decode_readable(ids[first:place], self.vocabulary)
     text = decode_readable(ids[first : place + 1], self.vocabulary)

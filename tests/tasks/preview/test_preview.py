@@ -24,7 +24,7 @@ from anystep.tasks.preview import text as preview_text
 from anystep.tasks.preview.followed_examples import FollowedExamples
 from anystep.tasks.preview.page import preview_page
 from anystep.tasks.preview.preview import check_previews, preview
-from anystep.tasks.preview.stages import step_title
+from anystep.tasks.preview.stages import describe_step
 from anystep.tasks.preview.values import Value
 from anystep.tasks.vocabularies.decoding import decode_readable
 
@@ -282,7 +282,7 @@ def test_bound_arguments_are_named_the_same_in_every_process():
     fn=small_tasks.square,
     vocabulary=small_tasks.VOCABULARY,
   )
-  name, arguments = step_title(bound)
+  name, arguments = describe_step(bound)
   assert name == "rekey"
   assert arguments == {"key_map": "{'targets': 'text'}", "fn": "square", "vocabulary": "ByteVocabulary"}
   assert stage_of(previewed(task(TOKENIZE), num_examples=1), "tokenize").bound == "(copy_pretokenized=False)"

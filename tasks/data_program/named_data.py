@@ -18,7 +18,7 @@ from anystep.limits import is_name
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import Plan
 from anystep.streams.stream import find_cache
-from anystep.tasks.data_program.arguments import join_values, rates_of, task_unknown, usage
+from anystep.tasks.data_program.arguments import join_rates, join_values, unknown_task_error, usage_error
 from anystep.tasks.registry.modules import registered_tasks
 from anystep.transforms.transform import Transform
 
@@ -30,7 +30,7 @@ _ORDER_FLAGS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AskedData:
+class NamedData:
   """Data that the command line names.
 
   Attributes:
@@ -65,7 +65,7 @@ class AskedData:
     return next((range(end) for end in ends if end), None)
 
 
-def find_named_plan(arguments: argparse.Namespace) -> AskedData | None:
+def find_named_plan(arguments: argparse.Namespace) -> NamedData | None:
   """Return the plan that the command line names; None if it names none. No cache is opened.
 
   Raises:
@@ -73,18 +73,18 @@ def find_named_plan(arguments: argparse.Namespace) -> AskedData | None:
   """
   path, model_dir = (getattr(arguments, name, None) for name in ("plan", "model_dir"))
   if path is not None and model_dir is not None:
-    raise usage("--plan and --model_dir", "name one of them")
+    raise usage_error("--plan and --model_dir", "name one of them")
   roots = join_values(getattr(arguments, "cache_dir", None))
   if path is not None:
-    return AskedData(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
+    return NamedData(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
   if model_dir is not None:
-    asked = read_model_dir(model_dir)
+    data = read_model_dir(model_dir)
     # Roots on the command line may lack the caches of the run's other tasks.
-    return dataclasses.replace(asked, roots=join_values([roots, [*asked.roots]]))
+    return dataclasses.replace(data, roots=join_values([roots, [*data.roots]]))
   return None
 
 
-def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> AskedData:
+def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> NamedData:
   """Return the plan that the command line names or describes; for a named plan no cache is opened.
 
   Args:
@@ -95,42 +95,42 @@ def find_plan(arguments: argparse.Namespace, *, needs_plan: bool = True) -> Aske
     AnystepError: 64 `arguments`, `task_unknown`; 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`; of
       caches also as `open_cache` and `Plan.start`.
   """
-  asked = find_named_plan(arguments)
-  if asked is None:
-    return _of_caches(arguments, needs_plan)
+  data = find_named_plan(arguments)
+  if data is None:
+    return _find_in_caches(arguments, needs_plan)
   # Lengths for counts of tokens go with any plan.
   flags = [*_ORDER_FLAGS, "feature_lengths"] if needs_plan else _ORDER_FLAGS
   clash = [f"--{name}" for name in flags if getattr(arguments, name, None) is not None]
   if clash:
-    raise usage(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
+    raise usage_error(f"a plan and {', '.join(clash)}", f"leave out {', '.join(clash)}: the plan says it")
   tasks = join_values(arguments.task)
   for task in tasks:
-    if task not in asked.known_plan.tasks:
-      raise task_unknown(task, asked.known_plan.tasks)
-  return dataclasses.replace(asked, tasks=tasks or asked.known_plan.task_names)
+    if task not in data.known_plan.tasks:
+      raise unknown_task_error(task, data.known_plan.tasks)
+  return dataclasses.replace(data, tasks=tasks or data.known_plan.task_names)
 
 
-def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> AskedData:
+def find_data(arguments: argparse.Namespace, *, needs_plan: bool = True) -> NamedData:
   """Return what the command line names with its caches opened; arguments are those of `find_plan`.
 
   Raises:
     AnystepError: as `find_plan`; 76 `plan_cache` for caches that the plan was not made for.
   """
-  asked = find_plan(arguments, needs_plan=needs_plan)
-  return asked if asked.plan is None or asked.caches else on_its_caches(asked)
+  data = find_plan(arguments, needs_plan=needs_plan)
+  return data if data.plan is None or data.caches else open_caches(data)
 
 
-def on_its_caches(asked: AskedData) -> AskedData:
+def open_caches(data: NamedData) -> NamedData:
   """Return a named plan with its caches opened.
 
   Raises:
     AnystepError: 64 `arguments` where nothing says where they are; as `open_cache` and `Plan.on_caches`.
   """
-  plan = asked.known_plan
-  if not asked.roots:
-    raise usage("no --cache_dir", "add --cache_dir=ROOT, where the caches of the plan's tasks are")
-  caches = {name: find_cache(asked.roots, name, plan.split) for name in plan.task_names}
-  return dataclasses.replace(asked, plan=plan.on_caches(caches), caches=tuple(caches.values()))
+  plan = data.known_plan
+  if not data.roots:
+    raise usage_error("no --cache_dir", "add --cache_dir=ROOT, where the caches of the plan's tasks are")
+  caches = {name: find_cache(data.roots, name, plan.split) for name in plan.task_names}
+  return dataclasses.replace(data, plan=plan.on_caches(caches), caches=tuple(caches.values()))
 
 
 def find_order(arguments: argparse.Namespace) -> Plan:
@@ -139,11 +139,11 @@ def find_order(arguments: argparse.Namespace) -> Plan:
   Raises:
     AnystepError: as `find_data`.
   """
-  asked = find_plan(arguments)
-  tasks = asked.known_plan.tasks.values()
-  if not asked.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
-    asked = find_data(arguments)
-  return asked.known_plan
+  data = find_plan(arguments)
+  tasks = data.known_plan.tasks.values()
+  if not data.caches and any(task.layout == AS_IS or task.unit_table for task in tasks):
+    data = find_data(arguments)
+  return data.known_plan
 
 
 def read_plan_or_model_dir(path: str) -> Plan:
@@ -157,7 +157,7 @@ def read_plan_or_model_dir(path: str) -> Plan:
   return _read_plan(epath.Path(path))
 
 
-def read_model_dir(path: str) -> AskedData:
+def read_model_dir(path: str) -> NamedData:
   """Read a run's plan, or else its newest checkpoint's, the roots of its caches and that checkpoint's step.
 
   Raises:
@@ -182,30 +182,30 @@ def read_model_dir(path: str) -> AskedData:
   plan = _read_plan(plan_path)
   caches = directory / names.DATA_CACHES
   roots = _read_roots(caches) if caches.exists() else []
-  return AskedData(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
+  return NamedData(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
 
 
-def find_tasks(roots: Iterable[str]) -> list[str]:
+def list_cached_tasks(roots: Iterable[str]) -> list[str]:
   """Return names of all tasks that have a complete cache below some roots."""
-  found: set[str] = set()
+  tasks: set[str] = set()
   pending: list[tuple[epath.Path, tuple[str, ...], tuple[str, ...]]]
   pending = [(epath.Path(root), (), ()) for root in roots]
   while pending:
     directory, parts, above = pending.pop()
     # A link may lead back up. A store has no links: there this changes nothing.
-    place = os.path.realpath(directory)
-    if place in above:
+    real_path = os.path.realpath(directory)
+    if real_path in above:
       continue
     try:
       entries = list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
       continue
     if parts and any(entry.name == names.COMPLETED for entry in entries):
-      found.add(":".join(parts))
+      tasks.add(":".join(parts))
     # On a store each `is_dir` is a request: do not make it for a cache's files.
     folders = [entry for entry in entries if _is_task_part(entry.name) and "-of-" not in entry.name]
-    pending += [(entry, (*parts, entry.name), (*above, place)) for entry in folders if entry.is_dir()]
-  return sorted(found, key=str.encode)
+    pending += [(entry, (*parts, entry.name), (*above, real_path)) for entry in folders if entry.is_dir()]
+  return sorted(tasks, key=str.encode)
 
 
 def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
@@ -217,29 +217,29 @@ def open_named_cache(roots: Sequence[str], task: str, split: str) -> Cache:
   try:
     return find_cache(roots, task, split)
   except AnystepError as error:
-    if error.kind != "cache_missing" or not (known := find_tasks(roots)):
+    if error.kind != "cache_missing" or not (existing := list_cached_tasks(roots)):
       raise
-    raise task_unknown(task, known, f"correct the name, or make its cache: {error.fix}") from error
+    raise unknown_task_error(task, existing, f"correct the name, or make its cache: {error.fix}") from error
 
 
-def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> AskedData:
+def _find_in_caches(arguments: argparse.Namespace, needs_plan: bool) -> NamedData:
   roots = join_values(arguments.cache_dir)
   if not roots:
-    raise usage(
+    raise usage_error(
       "no data",
       "add --cache_dir=ROOT and --task=NAME, or --plan=FILE and --cache_dir=ROOT, or --model_dir=DIR",
     )
-  rates, task_names = rates_of(arguments), join_values(arguments.task)
+  rates, task_names = join_rates(arguments), join_values(arguments.task)
   for task in task_names if rates else ():
     if task not in (rates or ()):
-      raise task_unknown(task, rates or ())
+      raise unknown_task_error(task, rates or ())
   if getattr(arguments, "batch_size", None) is not None:
-    return _start(arguments, roots, rates, task_names)
+    return _start_plan(arguments, roots, rates, task_names)
   order = [f"--{name}" for name in _ORDER_FLAGS[1:] if getattr(arguments, name, None) is not None]
   if order or needs_plan:
     got = f"{', '.join(order) or 'caches'} without --batch_size"
-    raise usage(got, "add --batch_size, or name a plan with --plan or --model_dir")
-  tasks = task_names or find_tasks(roots)
+    raise usage_error(got, "add --batch_size, or name a plan with --plan or --model_dir")
+  tasks = task_names or list_cached_tasks(roots)
   if not tasks:
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -251,17 +251,17 @@ def _of_caches(arguments: argparse.Namespace, needs_plan: bool) -> AskedData:
   caches = [
     open_named_cache(roots, task, split)
     for task in tasks
-    for split in ([arguments.split] if arguments.split else _splits(roots, task))
+    for split in ([arguments.split] if arguments.split else _list_splits(roots, task))
   ]
-  return AskedData(plan=None, roots=roots, trained_steps=None, caches=caches, tasks=tasks)
+  return NamedData(plan=None, roots=roots, trained_steps=None, caches=caches, tasks=tasks)
 
 
-def _start(
+def _start_plan(
   arguments: argparse.Namespace, roots: Sequence[str], rates: dict[str, str] | None, task_names: Sequence[str]
-) -> AskedData:
+) -> NamedData:
   """Return the plan that flags describe, on its caches."""
   if not (rates or task_names):
-    raise usage("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
+    raise usage_error("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
   caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or task_names]
   lengths = arguments.feature_lengths or {}
   plan = Plan.start(
@@ -272,15 +272,15 @@ def _start(
     seed=0 if arguments.seed is None else arguments.seed,
     rate_unit=arguments.rate_unit or "examples",
     packing=arguments.packing or PackingPolicy.NONE,
-    transforms=task_readers(arguments.module_import, caches, lengths),
+    transforms=make_task_readers(arguments.module_import, caches, lengths),
     **{name: getattr(arguments, name) for name in ("num_epochs", "epoch_policy", "lanes")},
   )
-  return AskedData(
+  return NamedData(
     plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=task_names or plan.task_names
   )
 
 
-def task_readers(
+def make_task_readers(
   modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
 ) -> Mapping[str, Transform] | None:
   """Return the preprocessors after the cache, by task; None, for unknown, if no modules are named.
@@ -304,7 +304,7 @@ def _is_task_part(name: str) -> bool:
   return True
 
 
-def _splits(roots: Sequence[str], task: str) -> list[str]:
+def _list_splits(roots: Sequence[str], task: str) -> list[str]:
   for root in roots:
     splits = sorted(read_completed(names.task_directory(root, task)))
     if splits:
