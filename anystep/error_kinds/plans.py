@@ -8,6 +8,7 @@ PLANS = {
   },
   ExitCode.DATA: {
     "caches_invalid": "`data_caches.json`, which names a run's caches, is damaged.",
+    "converter_invalid": "`data_converter.json`, which names a run's feature converter, is damaged.",
     "example_dropped": "What follows the cache drops an example that the plan's unit table has.",
     "pack_length": "The examples of a packed row are longer than the row.",
     "plan_invalid": "The plan's file is damaged, or not a plan.",

@@ -168,6 +168,8 @@ class DecoderConverter:
   """
 
   def __init__(self, *, loss_on_targets_only: bool = True, bos_id: int = 0):
+    self.loss_on_targets_only = loss_on_targets_only
+    self.bos_id = bos_id
     self._prefix_lm = PrefixLMConverter(loss_on_targets_only=loss_on_targets_only, bos_id=bos_id)
     self._lm = LMConverter(bos_id=bos_id)
 

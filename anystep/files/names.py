@@ -21,8 +21,9 @@ UNIT_TABLE = "units.json"
 VOCABULARIES = "vocabularies"
 
 # Files that a trainer leaves for `anystep-data`: the plan, or a mark that there is none; the caches' paths;
-# and the marker of a complete checkpoint.
+# the model's feature converter; and the marker of a complete checkpoint.
 DATA_PLAN, DATA_UNCACHED, DATA_CACHES = "data_plan.json", "data_uncached.json", "data_caches.json"
+DATA_CONVERTER = "data_converter.json"
 COMMIT_SUCCESS = "commit_success.txt"
 _CHECKPOINT = re.compile(r"checkpoint_(0|[1-9][0-9]*)\Z")
 

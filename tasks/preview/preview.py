@@ -144,7 +144,7 @@ def check_previews(
         got=split,
         fix="name one of the task's splits with --split",
       )
-    takes = MODELS[model or _choose_model(task, feature_lengths)][1]
+    takes = MODELS[model or _choose_model(task, feature_lengths)]
     if missing := [name for name in takes if name not in task.output_features]:
       raise AnystepError(
         ExitCode.USAGE,

@@ -11,15 +11,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from anystep.features.converters import (
-  DecoderConverter,
-  EncoderDecoderConverter,
-  FeatureConverter,
-  LMConverter,
-  MaxTextConverter,
-  PassThroughConverter,
-  PrefixLMConverter,
-)
+from anystep.features.converter_names import CONVERTERS, task_feature_of
 from anystep.features.ragged import Ragged
 from anystep.order.packing import PackingPolicy, pack
 from anystep.tasks.preview.followed_examples import Followed, Following, StepFailed
@@ -27,15 +19,15 @@ from anystep.tasks.preview.values import Example, Stage, Value
 from anystep.tasks.tensors import rows_from_tensors
 from anystep.tasks.vocabularies.decoding import vocabularies
 
-MODELS: Mapping[str, tuple[Callable[[], FeatureConverter], tuple[str, ...]]] = {
-  "encoder_decoder": (EncoderDecoderConverter, ("inputs", "targets")),
-  "decoder": (DecoderConverter, ("targets",)),
-  "prefix_lm": (PrefixLMConverter, ("inputs", "targets")),
-  "lm": (LMConverter, ("targets",)),
-  "maxtext": (MaxTextConverter, ("targets",)),
-  "pass_through": (PassThroughConverter, ()),
+MODELS: Mapping[str, tuple[str, ...]] = {
+  "encoder_decoder": ("inputs", "targets"),
+  "decoder": ("targets",),
+  "prefix_lm": ("inputs", "targets"),
+  "lm": ("targets",),
+  "maxtext": ("targets",),
+  "pass_through": (),
 }
-"""By name, what makes a model's features, and the task's features that it takes."""
+"""The task's features that a model takes, by the model's name in `CONVERTERS`."""
 
 _ARGUMENT_CHARACTERS = 60
 
@@ -122,7 +114,8 @@ class ShownStages:
     order, counts = self._pack(feature_lengths, packing)
     names = [name for name in self._features[0] if name in self._output_features]
     batch = {name: _stack_rows([self._features[k][name].values for k in order]) for name in names}
-    rows = MODELS[model][0]()(batch, feature_lengths, counts)
+    converter = CONVERTERS[model]()
+    rows = converter(batch, feature_lengths, counts)
     labels = [self._labels[k] for k in order]
     stops = np.cumsum(np.ones(len(order), np.int64) if counts is None else counts).tolist()
     examples = []
@@ -130,7 +123,7 @@ class ShownStages:
       features = {
         name: Value(
           values=feature.rows()[row] if isinstance(feature, Ragged) else np.asarray(feature[row]),
-          vocabulary=self._find_vocabulary(model, name),
+          vocabulary=self._vocabularies.get(task_feature_of(converter, name) or ""),
         )
         for name, feature in rows.items()
       }
@@ -156,15 +149,6 @@ class ShownStages:
     ]
     starts, records = pack(np.array(lengths, np.int64), limits, packing)
     return records.tolist(), np.diff(starts)
-
-  def _find_vocabulary(self, model: str, name: str) -> Any:
-    """Return the vocabulary of a model's feature; None if it has no tokens."""
-    if model == "pass_through":
-      return self._vocabularies.get(name)
-    if model == "maxtext":
-      return self._vocabularies.get("targets") if name in ("inputs", "targets") else None
-    side = "inputs" if name.startswith("encoder") else "targets"
-    return self._vocabularies.get(side) if name.endswith("_tokens") else None
 
   def _make_examples(self, now: Following) -> list[Example]:
     features_by_example = [self._make_values(now.examples[example.place]) for example in now.followed]

@@ -12,10 +12,11 @@ from etils import epath
 
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError
+from anystep.features.converter_names import converter_to_json
 from anystep.features.converters import FeatureConverter
 from anystep.files import storage
 from anystep.files.json_files import canonical_json
-from anystep.files.names import DATA_CACHES
+from anystep.files.names import DATA_CACHES, DATA_CONVERTER
 from anystep.plans.plan import PADDING_TASK, Plan
 from anystep.plans.planned_task import without_transforms
 from anystep.streams.stream import Stream
@@ -212,11 +213,16 @@ class PlannedDataset:
         yield EvaluationBatch(examples, stream.convert(examples, real), real)
 
   def record(self, model_dir: epath.PathLike, step: int) -> None:
-    """Write the plan and where its caches are, for `anystep-data`; a plan that was given up is kept."""
+    """Write what `anystep-data` goes by: the plan, where its caches are, and the model's converter.
+
+    A plan that was given up is kept.
+    """
     record_state(model_dir, self.plan, step)
     roots = [root if "://" in root else os.path.abspath(root) for root in self.dataset.cache_dirs]
     caches = canonical_json({"version": 1, "cache_dirs": roots}, indent=1) + "\n"
     storage.put(epath.Path(model_dir) / DATA_CACHES, caches.encode())
+    converter = canonical_json(converter_to_json(self.converter), indent=1) + "\n"
+    storage.put(epath.Path(model_dir) / DATA_CONVERTER, converter.encode())
 
 
 def _open_cache(task: seqio.Task, roots: Sequence[str], config: DatasetConfig) -> Cache:
