@@ -40,6 +40,7 @@ class ReadLengths:
     cut_examples: number of counted examples that lose a token to the feature lengths.
     tokens: number of tokens of the features with a length, in all counted examples, if nothing were cut.
     cut_tokens: number of these that are cut.
+    are_joined: whether inputs and targets are cut as one sequence, so that no length is one feature's own.
     is_all_known: False where the transform may itself cut to the lengths in a way that could not be counted.
   """
 
@@ -53,6 +54,7 @@ class ReadLengths:
   cut_examples: int
   tokens: int
   cut_tokens: int
+  are_joined: bool
   is_all_known: bool
 
   @property
@@ -94,9 +96,11 @@ class ReadLengths:
     tokens = ("tokens", "cut_tokens", "cut_tokens_percent", "is_all_known")
     return {
       **{name: getattr(self, name) for name in (*counts, *tokens)},
+      "summary": self.describe_cut(),
       "feature_lengths": dict(self.feature_lengths),
       "features": {
-        name: counts.to_json(self.feature_lengths.get(name)) for name, counts in self.features.items()
+        name: counts.to_json(None if self.are_joined else self.feature_lengths.get(name))
+        for name, counts in self.features.items()
       },
     }
 
@@ -133,7 +137,8 @@ def count_read_lengths(
   cut = functools.partial(cut_lengths, converter, feature_lengths=feature_lengths, packed=packed)
   counting = _Counting(cut)
   appended = _appended_tokens(cache, transform)
-  if appended and joins_sequences(converter, feature_lengths, packed=packed):
+  are_joined = joins_sequences(converter, feature_lengths, packed=packed)
+  if appended and are_joined:
     # What is cut to the features' own lengths is not cut to their sum, and lengths do not tell it apart.
     appended = None
   limit = _SAMPLED_EXAMPLES if appended is None else len(cache) if all_lengths else _LENGTHS_EXAMPLES
@@ -159,6 +164,7 @@ def count_read_lengths(
     cut_examples=counting.cut_examples,
     tokens=counting.tokens,
     cut_tokens=counting.cut_tokens,
+    are_joined=are_joined,
     is_all_known=counting.is_all_known,
   )
 

@@ -11,6 +11,7 @@ import numpy as np
 from anystep.caches.cache import Cache
 from anystep.caches.manifest import AS_IS
 from anystep.inspection.length_counts import LengthCounts
+from anystep.inspection.read_lengths import ReadLengths
 from anystep.inspection.rows import split_by_segment
 from anystep.plans.plan import Plan
 
@@ -81,19 +82,12 @@ class CacheStats:
       total += counts.tokens - (counts.cut(feature_lengths[name])[1] if name in with_length else 0)
     return total / self.examples
 
-  def to_json(self, feature_lengths: Mapping[str, int]) -> dict[str, Any]:
-    """Return the statistics as a JSON object.
-
-    Args:
-      feature_lengths: number of tokens that features are cut to; the object has what is lost by that.
-    """
+  def to_json(self) -> dict[str, Any]:
+    """Return the statistics as a JSON object."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "features"}
     if self.features is None:
       return {**fields, "features": None}
-    return {
-      **fields,
-      "features": {name: counts.to_json(feature_lengths.get(name)) for name, counts in self.features.items()},
-    }
+    return {**fields, "features": {name: counts.to_json() for name, counts in self.features.items()}}
 
 
 def rows_of_tasks(plan: Plan, steps: range) -> dict[str, int]:
@@ -113,26 +107,42 @@ def rows_of_tasks(plan: Plan, steps: range) -> dict[str, int]:
 
 
 def mixture_shares(
-  plan: Plan, steps: range, stats: Mapping[str, CacheStats], *, feature_lengths: Mapping[str, int]
+  plan: Plan,
+  steps: range,
+  stats: Mapping[str, CacheStats],
+  *,
+  feature_lengths: Mapping[str, int],
+  read_lengths: Mapping[str, ReadLengths] | None = None,
 ) -> list[dict[str, Any]]:
-  """Return the planned and the real share of each task in the rows of steps, in percent, as JSON objects.
+  """Return each task's shares in steps, in percent: of rows, planned and real, of examples and of tokens.
+
+  Rows are exact. Examples are as exact where each is a row; of packed rows, and of tokens, each task's mean
+  per row is taken.
 
   Args:
     plan: a plan.
     steps: the steps, at least one of them before the data's end.
-    stats: statistics of tasks, for the share of tokens: it is estimated from mean lengths, and None without
-      them. For packed tasks it comes from their unit tables, if the plan knows its caches.
+    stats: statistics of tasks' caches, by name.
     feature_lengths: number of tokens that features are cut to.
+    read_lengths: lengths of tasks' examples as they are read, by name.
+
+  Returns:
+    Of each task a JSON object. `tokens_as` says which tokens count: `read`, those of the rows that a model
+    gets, known for packed tasks from their unit tables and for others from read_lengths; else `cached`, those
+    in the caches, by stats. `token_percent` is None where a task has neither.
   """
   planned = dict.fromkeys(plan.task_names, 0.0)
   for segment, stretch in split_by_segment(plan, steps):
     for name, quota in segment.quotas.items():
       planned[name] += len(stretch) * segment.batch_size * quota / sum(segment.quotas.values())
   rows = rows_of_tasks(plan, steps)
-  means = {name: stats[name].tokens_per_example(feature_lengths) for name in rows if name in stats}
-  packed = {name: table for name, table in plan.unit_tables.items() if table.features}
-  means |= {name: sum(table.real_tokens.values()) / table.num_units for name, table in packed.items()}
-  tokens = {name: None if (mean := means.get(name)) is None else mean * rows[name] for name in rows}
+  examples = {name: _count_examples(plan, name, count) for name, count in rows.items()}
+  tokens_as = "read"
+  tokens = {name: _multiply(_mean_read_tokens(plan, name, read_lengths or {}), rows[name]) for name in rows}
+  if any(tokens[name] is None for name in rows if rows[name]):
+    tokens_as = "cached"
+    means = {name: counts.tokens_per_example(feature_lengths) for name, counts in stats.items()}
+    tokens = {name: _multiply(means.get(name), examples[name]) for name in rows}
   total_tokens = (
     None if any(tokens[n] is None for n in rows if rows[n]) else sum(t or 0 for t in tokens.values())
   )
@@ -147,7 +157,28 @@ def mixture_shares(
       "planned_percent": percent(planned[name], sum(planned.values())),
       "rows": rows[name],
       "real_percent": percent(rows[name], sum(rows.values())),
+      "examples": round(examples[name]),
+      "example_percent": percent(examples[name], sum(examples.values())),
+      "tokens_as": tokens_as,
       "token_percent": percent(tokens[name], total_tokens),
     }
     for name in plan.task_names
   ]
+
+
+def _multiply(mean: float | None, count: float) -> float | None:
+  return None if mean is None else mean * count
+
+
+def _count_examples(plan: Plan, task: str, num_rows: int) -> float:
+  """Return how many examples a task's rows have, on average over its units."""
+  table = plan.unit_tables.get(task)
+  return num_rows if table is None else num_rows * int(table.shard_records.sum()) / table.num_units
+
+
+def _mean_read_tokens(plan: Plan, task: str, read_lengths: Mapping[str, ReadLengths]) -> float | None:
+  """Return how many tokens a task's row has on average; None where that is not known."""
+  table = plan.unit_tables.get(task)
+  if table is not None and table.features:
+    return sum(table.real_tokens.values()) / table.num_units
+  return read_lengths[task].mean_tokens if task in read_lengths else None

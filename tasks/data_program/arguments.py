@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from etils import epath
 
+from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode, find_nearest
+from anystep.features.converter_names import CONVERTERS
 from anystep.files import storage
 from anystep.files.json_files import parse_json
+from anystep.inspection.rows import index_of_source
 from anystep.limits import are_feature_lengths
 from anystep.order.epochs import EpochPolicy
 from anystep.order.packing import PackingPolicy
+from anystep.plans.changes import Rate
 from anystep.programs.command_line import check_arguments
 from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
+from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.registry.moved_functions import MODULE
+from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
 # Beyond, arithmetic on the units of large batches would leave int64.
 _STEP_LIMIT = 1 << 48
+# No number of a source shard has as many; Python refuses to read a number of thousands.
+_NUMBER_DIGITS = 20
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +41,38 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str) -> NoReturn:
     raise AnystepError(ExitCode.USAGE, "arguments", got=message, fix=f"{self.prog} --help lists them")
+
+
+def add_command(
+  commands: Any, name: str, run: Callable, text: str, *add_flags: Callable, examples: Iterable[str]
+) -> Parser:
+  """Add a command that `run` runs, and return its parser.
+
+  Args:
+    commands: what `ArgumentParser.add_subparsers` returned.
+    name: the command's name.
+    run: called with the parsed arguments; returns the exit status, or None for 0.
+    text: about the command.
+    *add_flags: functions that add flags to its parser.
+    examples: arguments of commands that help shows.
+  """
+  command = commands.add_parser(
+    name,
+    help=text,
+    description=text,
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  command.epilog = format_examples(command.prog, examples)
+  command.set_defaults(run=run)
+  for add in add_flags:
+    add(command)
+  return command
+
+
+def format_examples(program: str, examples: Iterable[str]) -> str:
+  """Return the end of a help text: commands of a program with these arguments."""
+  return "\n".join(["examples:", *(f"  {program} {arguments}".rstrip() for arguments in examples)])
 
 
 def add_cache_dir_flag(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +95,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_rates_flag(parser: Any, text: str) -> None:
   """The flag for a mixture's rates, which may name its caches too, as MaxText's mixtures do."""
-  text += "; or MaxText's: FILE.json, or CACHE_DIR/A,1;CACHE_DIR/B,0.5"
+  text += (
+    "; or the name of a mixture that --module_import registers; or MaxText's: FILE.json, or"
+    " CACHE_DIR/A,1;CACHE_DIR/B,0.5"
+  )
   parser.add_argument("--rates", action=_AddRates, metavar="A=1,B=0.5", help=text)
 
 
@@ -80,8 +123,8 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
 def add_module_import_flag(parser: Any) -> None:
   """The flag for modules that register the tasks."""
   text = (
-    "a module that registers the tasks; may be repeated: then a plan that is made counts what their"
-    " preprocessors after the cache drop or append, and show makes text of token ids"
+    "a module that registers the tasks and mixtures; may be repeated. With it, what tasks do after the cache"
+    " is known: what their preprocessors drop, append and cut, what a model gets, and the text of token ids"
   )
   parser.add_argument("--module_import", action="append", default=[], metavar="MODULE", help=text)
 
@@ -90,6 +133,13 @@ def add_accept_change_flag(parser: Any) -> None:
   """The flag for changes of tasks that readers of their caches pass over."""
   text = "with --module_import, module: the task's functions stood in another module when it was cached"
   parser.add_argument("--accept_change", action="append", default=[], choices=[MODULE], help=text)
+
+
+def add_model_flag(parser: Any, text: str) -> None:
+  """The flag for the model whose features are made."""
+  # The others need arguments, which a model directory knows.
+  models = [name for name in CONVERTERS if name != "encoder"]
+  parser.add_argument("--model", choices=models, help=text)
 
 
 def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -103,6 +153,43 @@ def add_step_flag(parser: argparse.ArgumentParser, text: str) -> None:
   parser.add_argument("--step", type=_parse_step, required=True, help=text)
 
 
+def add_example_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+  """Flags that say which examples of a task; returns the group of those of which one is needed."""
+  examples = parser.add_mutually_exclusive_group(required=True)
+  text = "an example's index in its task's cache; may be repeated"
+  examples.add_argument("--index", type=int, action="append", help=text)
+  examples.add_argument("--source", metavar="NAME_OR_NUMBER", help="its source shard, with --place")
+  text = "its place among its source shard's examples; may be repeated"
+  parser.add_argument("--place", type=int, action="append", help=text)
+  return examples
+
+
+def find_example_indices(arguments: argparse.Namespace, cache: Cache) -> list[int]:
+  """The indices of the examples that the flags name.
+
+  Raises:
+    AnystepError: 64 `index`, `source`, `place` where there is none; `arguments`.
+  """
+  m = cache.manifest
+  if arguments.index is not None:
+    if arguments.place is not None:
+      raise usage_error("--place and --index", "leave one out: --place belongs to --source")
+    return [check_within("index", index, m.num_examples) for index in arguments.index]
+  if arguments.place is None:
+    raise usage_error("--source without --place", "add --place, the example's number in its source shard")
+  named = [k for k, shard in enumerate(m.source_shards) if shard.name == arguments.source]
+  if len(named) > 1:
+    raise wrong_value_error("source", f"one of the numbers {named} that have this name", arguments.source)
+  if not named and not (arguments.source.isdecimal() and len(arguments.source) <= _NUMBER_DIGITS):
+    raise wrong_value_error(
+      "source", find_nearest(arguments.source, {shard.name for shard in m.source_shards}), arguments.source
+    )
+  source_shard = named[0] if named else check_within("source", int(arguments.source), len(m.source_shards))
+  num_places = m.source_shards[source_shard].examples
+  places = [check_within("place", place, num_places) for place in arguments.place]
+  return [index_of_source(cache, source_shard, place) for place in places]
+
+
 def usage_error(got: str, fix: str) -> AnystepError:
   """The error for a command line that does not say enough, or too much."""
   return AnystepError(ExitCode.USAGE, "arguments", got=got, fix=f"{fix}; anystep-data --help lists them")
@@ -113,14 +200,45 @@ def unknown_task_error(task: str, tasks: Iterable[str], fix: str = "correct the 
   return AnystepError(ExitCode.USAGE, "task_unknown", expected=find_nearest(task, tasks), got=task, fix=fix)
 
 
-def join_rates(arguments: argparse.Namespace) -> dict[str, str] | None:
-  """The rates of a command line; None where it has none."""
-  pairs = [pair for pairs in getattr(arguments, "rates", None) or () for pair in pairs]
-  if len(dict(pairs)) != len(pairs):
+def find_rates(arguments: argparse.Namespace, roots: Sequence[str], split: str) -> dict[str, Rate] | None:
+  """Return the rates of --rates by task name; None where the command line has none.
+
+  A registered mixture's name stands for the rates of those of its tasks that have the split.
+
+  Args:
+    arguments: with the values of `add_rates_flag` and `add_module_import_flag`.
+    roots: where caches are, of which SeqIO's rate functions count the examples.
+    split: the plan's.
+
+  Raises:
+    AnystepError: 64 `arguments`, `task_unknown`; 78 `module_import`, `split`, `rates`.
+  """
+  rates: dict[str, Rate] = {}
+  for value in getattr(arguments, "rates", None) or ():
+    pairs = _compute_rates(value, arguments.module_import, roots, split) if isinstance(value, str) else value
+    for name, rate in pairs.items():
+      if name in rates:
+        raise usage_error(f"--rates names a task twice: {name}", "name each task once")
+      rates[name] = rate
+  return rates or None
+
+
+def _compute_rates(
+  mixture: str, modules: Sequence[str], roots: Sequence[str], split: str
+) -> Mapping[str, Rate]:
+  """Return the rates of a registered mixture."""
+  if not modules:
     raise usage_error(
-      f"--rates names a task twice: {', '.join(name for name, _ in pairs)}", "name each task once"
+      f"--rates={mixture} without --module_import",
+      "give TASK=RATE joined by commas, or a mixture's name and --module_import=MODULE_OF_THE_MIXTURE",
     )
-  return dict(pairs) or None
+  start_tensorflow()
+  with quiet_stderr():
+    from anystep.tasks.registry.named_tasks import find_named_tasks
+
+  import_modules(modules)
+  named = find_named_tasks(mixture, split, fix="correct the name in --rates, or --module_import")
+  return named.compute_rates(roots)
 
 
 def join_values(values: Iterable[list[str]] | None) -> list[str]:
@@ -202,26 +320,35 @@ def _parse_names(text: str) -> list[str]:
 
 
 class _AddRates(argparse.Action):
-  """Adds pairs of a task and its rate; where a mixture names caches, their roots to those looked in first."""
+  """Adds rates by task name, or a registered mixture's name, which says them once its module is imported.
+
+  Where a mixture names caches, their roots come before those named otherwise.
+  """
 
   def __call__(
     self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
   ) -> None:
+    rates: Mapping[str, Any] | str
     # A path with an equals sign may stand in a mixture's file.
     if is_mixture_text(values) and (values.endswith(".json") or "=" not in values):
       mixture = read_mixture(values)
-      pairs = [(task, str(rate)) for task, rate in mixture.rates.items()]
+      rates = {task: str(rate) for task, rate in mixture.rates.items()}
       namespace.cache_dir = [list(mixture.roots), *(namespace.cache_dir or [])]
     else:
-      pairs = _parse_rates(parser, values)
-    namespace.rates = [*(namespace.rates or []), pairs]
+      rates = _parse_rates(parser, values) if "=" in values else values
+    namespace.rates = [*(namespace.rates or []), rates]
 
 
-def _parse_rates(parser: argparse.ArgumentParser, text: str) -> list[tuple[str, str]]:
-  pairs = [tuple(part.split("=")) for part in text.split(",")]
-  if not all(len(pair) == 2 and all(pair) for pair in pairs):
-    parser.error(f"argument --rates: expected TASK=RATE joined by commas, got {text!r}")
-  return pairs  # type: ignore[return-value]
+def _parse_rates(parser: argparse.ArgumentParser, text: str) -> dict[str, str]:
+  rates: dict[str, str] = {}
+  for part in text.split(","):
+    name, _, rate = part.partition("=")
+    if not (name and rate) or "=" in rate:
+      parser.error(f"argument --rates: expected TASK=RATE joined by commas, got {text!r}")
+    if name in rates:
+      raise usage_error(f"--rates={text}, which names {name} twice", "name each task once")
+    rates[name] = rate
+  return rates
 
 
 def _parse_step_range(text: str) -> range:

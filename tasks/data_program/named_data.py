@@ -11,22 +11,29 @@ from etils import epath
 
 from anystep.caches.cache import Cache, read_completed
 from anystep.caches.manifest import AS_IS
-from anystep.errors import AnystepError, ExitCode, make_file_error
+from anystep.errors import AnystepError, ExitCode
+from anystep.features.converter_names import CONVERTERS
+from anystep.features.converters import FeatureConverter
 from anystep.files import names
-from anystep.files.json_files import MALFORMED, read_json
-from anystep.limits import is_name
+from anystep.inspection.model_directory import read_converter, read_model_dir, read_plan
 from anystep.order.packing import PackingPolicy
+from anystep.plans.changes import Rate
 from anystep.plans.plan import Plan
 from anystep.streams.stream import find_cache
-from anystep.tasks.data_program.arguments import join_rates, join_values, unknown_task_error, usage_error
+from anystep.tasks.data_program.arguments import find_rates, join_values, unknown_task_error, usage_error
 from anystep.tasks.registry.modules import registered_tasks
-from anystep.transforms.transform import Transform
+from anystep.transforms.transform import Transform, transforms_sha256
 
 # Flags that decide the order of a cache's rows, where no plan says it.
 _ORDER_FLAGS = (
   *("split", "rates", "batch_size", "seed", "num_epochs", "epoch_policy", "lanes", "rate_unit"),
   "packing",
 )
+
+AFTER_CACHE_UNKNOWN = (
+  "what examples go through after the cache is not known here: add --module_import=MODULE_OF_THE_TASK"
+)
+"""Reason why nothing is said of what a model gets, for people."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,7 @@ class NamedData:
     trained_steps: step of a model directory's newest checkpoint; None without a model directory.
     caches: of the plan's tasks, or of the tasks that are meant; none before they are opened.
     tasks: names of the tasks that are meant, which may be fewer than the plan's.
+    transforms: what examples of each cache go through after it, where it was found to start the plan.
   """
 
   plan: Plan | None
@@ -46,6 +54,7 @@ class NamedData:
   trained_steps: int | None
   caches: Sequence[Cache] = ()
   tasks: Sequence[str] = ()
+  transforms: Sequence[Transform] | None = None
 
   @property
   def known_plan(self) -> Plan:
@@ -64,6 +73,21 @@ class NamedData:
     ends = [self.plan.num_steps if self.plan else None, self.trained_steps]
     return next((range(end) for end in ends if end), None)
 
+  @property
+  def meant_caches(self) -> list[Cache]:
+    """Caches of the tasks that are meant."""
+    return [cache for cache in self.caches if cache.manifest.task in self.tasks]
+
+  def require_one_task(self) -> str:
+    """Return the only task that is meant.
+
+    Raises:
+      AnystepError: 64 `arguments` where there are several.
+    """
+    if len(self.tasks) != 1:
+      raise usage_error(f"{len(self.tasks)} tasks: {', '.join(self.tasks)}", "add --task=NAME, one of them")
+    return self.tasks[0]
+
 
 def find_named_plan(arguments: argparse.Namespace) -> NamedData | None:
   """Return the plan that the command line names; None if it names none. No cache is opened.
@@ -76,11 +100,15 @@ def find_named_plan(arguments: argparse.Namespace) -> NamedData | None:
     raise usage_error("--plan and --model_dir", "name one of them")
   roots = join_values(getattr(arguments, "cache_dir", None))
   if path is not None:
-    return NamedData(plan=_read_plan(epath.Path(path)), roots=roots, trained_steps=None)
+    return NamedData(plan=read_plan(path), roots=roots, trained_steps=None)
   if model_dir is not None:
-    data = read_model_dir(model_dir)
-    # Roots on the command line may lack the caches of the run's other tasks.
-    return dataclasses.replace(data, roots=join_values([roots, [*data.roots]]))
+    recorded = read_model_dir(model_dir)
+    return NamedData(
+      plan=recorded.plan,
+      # Roots on the command line may lack the caches of the run's other tasks.
+      roots=join_values([roots, [*recorded.roots]]),
+      trained_steps=recorded.trained_steps,
+    )
   return None
 
 
@@ -146,45 +174,6 @@ def find_order(arguments: argparse.Namespace) -> Plan:
   return data.known_plan
 
 
-def read_plan_or_model_dir(path: str) -> Plan:
-  """Read the plan of a file, or of a model directory.
-
-  Raises:
-    AnystepError: 66 `plan_missing`; 65 `plan_invalid`.
-  """
-  if epath.Path(path).is_dir():
-    return read_model_dir(path).known_plan
-  return _read_plan(epath.Path(path))
-
-
-def read_model_dir(path: str) -> NamedData:
-  """Read a run's plan, or else its newest checkpoint's, the roots of its caches and that checkpoint's step.
-
-  Raises:
-    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
-  """
-  directory = epath.Path(path)
-  entries = list(directory.iterdir()) if directory.is_dir() else []
-  committed = [entry for entry in entries if (entry / names.COMMIT_SUCCESS).exists()]
-  steps = [step for entry in committed if (step := names.checkpoint_step(entry.name)) is not None]
-  directories = [directory, *(directory / names.checkpoint_name(step) for step in sorted(steps)[-1:])]
-  paths = [other / names.DATA_PLAN for other in directories]
-  plan_path = next((path for path in paths if path.exists()), paths[0])
-  if not plan_path.exists() and (directory / names.DATA_UNCACHED).exists():
-    raise AnystepError(
-      ExitCode.NO_INPUT,
-      "plan_missing",
-      path=plan_path,
-      expected="a run by a plan",
-      got="one straight from its source, USE_CACHED_TASKS = False",
-      fix="cache the task to know what a step saw: no plan says it of this run",
-    )
-  plan = _read_plan(plan_path)
-  caches = directory / names.DATA_CACHES
-  roots = _read_roots(caches) if caches.exists() else []
-  return NamedData(plan=plan, roots=roots, trained_steps=max(steps, default=0), tasks=plan.task_names)
-
-
 def list_cached_tasks(roots: Iterable[str]) -> list[str]:
   """Return names of all tasks that have a complete cache below some roots."""
   tasks: set[str] = set()
@@ -229,7 +218,8 @@ def _find_in_caches(arguments: argparse.Namespace, needs_plan: bool) -> NamedDat
       "no data",
       "add --cache_dir=ROOT and --task=NAME, or --plan=FILE and --cache_dir=ROOT, or --model_dir=DIR",
     )
-  rates, task_names = join_rates(arguments), join_values(arguments.task)
+  rates = find_rates(arguments, roots, arguments.split or "train")
+  task_names = join_values(arguments.task)
   for task in task_names if rates else ():
     if task not in (rates or ()):
       raise unknown_task_error(task, rates or ())
@@ -257,13 +247,17 @@ def _find_in_caches(arguments: argparse.Namespace, needs_plan: bool) -> NamedDat
 
 
 def _start_plan(
-  arguments: argparse.Namespace, roots: Sequence[str], rates: dict[str, str] | None, task_names: Sequence[str]
+  arguments: argparse.Namespace,
+  roots: Sequence[str],
+  rates: dict[str, Rate] | None,
+  task_names: Sequence[str],
 ) -> NamedData:
   """Return the plan that flags describe, on its caches."""
   if not (rates or task_names):
     raise usage_error("no --task", "add --task=NAME, or --rates=A=1,B=2 for a mixture")
   caches = [open_named_cache(roots, task, arguments.split or "train") for task in rates or task_names]
   lengths = arguments.feature_lengths or {}
+  transforms = make_task_readers(arguments.module_import, caches, lengths)
   plan = Plan.start(
     caches,
     rates=rates,
@@ -272,18 +266,23 @@ def _start_plan(
     seed=0 if arguments.seed is None else arguments.seed,
     rate_unit=arguments.rate_unit or "examples",
     packing=arguments.packing or PackingPolicy.NONE,
-    transforms=make_task_readers(arguments.module_import, caches, lengths),
+    transforms=transforms_by_name(caches, transforms),
     **{name: getattr(arguments, name) for name in ("num_epochs", "epoch_policy", "lanes")},
   )
   return NamedData(
-    plan=plan, roots=roots, trained_steps=None, caches=caches, tasks=task_names or plan.task_names
+    plan=plan,
+    roots=roots,
+    trained_steps=None,
+    caches=caches,
+    tasks=task_names or plan.task_names,
+    transforms=transforms,
   )
 
 
 def make_task_readers(
   modules: Sequence[str], caches: Sequence[Cache], feature_lengths: Mapping[str, int]
-) -> Mapping[str, Transform] | None:
-  """Return the preprocessors after the cache, by task; None, for unknown, if no modules are named.
+) -> list[Transform] | None:
+  """Return the preprocessors after each cache; None, for unknown, if no modules are named.
 
   Raises:
     AnystepError: as `registered_tasks` and `TaskReader`.
@@ -291,9 +290,59 @@ def make_task_readers(
   if not (modules and caches):
     return None
   tasks = registered_tasks(modules, caches)
-  from anystep.tasks.reading.cached_tasks import make_readers
+  from anystep.tasks.reading.task_reader import TaskReader
 
-  return make_readers(tasks, caches, feature_lengths)
+  return [TaskReader(tasks[cache.manifest.task], cache, feature_lengths) for cache in caches]
+
+
+def transforms_by_name(
+  caches: Sequence[Cache], transforms: Sequence[Transform | None] | None
+) -> dict[str, Transform] | None:
+  """Return the transforms of caches of one split by task name; None where they are not known."""
+  if transforms is None:
+    return None
+  names = [cache.manifest.task for cache in caches]
+  return {name: transform for name, transform in zip(names, transforms, strict=True) if transform is not None}
+
+
+def find_transforms(
+  data: NamedData, modules: Sequence[str], feature_lengths: Mapping[str, int]
+) -> Sequence[Transform | None] | None:
+  """Return what examples of each of the data's caches go through after it; None where that is not known.
+
+  It is known without the tasks' modules where everything ran before the cache, or the plan says that nothing
+  comes after it.
+
+  Raises:
+    AnystepError: as `make_task_readers`.
+  """
+  if data.transforms is not None:
+    return data.transforms
+  if modules:
+    return make_task_readers(modules, data.caches, feature_lengths)
+  return [None] * len(data.caches) if all(_ends_at_cache(data, cache) for cache in data.caches) else None
+
+
+def _ends_at_cache(data: NamedData, cache: Cache) -> bool:
+  m = cache.manifest
+  planned = data.plan.tasks.get(m.task) if data.plan else None
+  return m.cache_at == "end" or (
+    planned is not None and planned.transforms == transforms_sha256(None, task=m.task)
+  )
+
+
+def find_converter(arguments: argparse.Namespace) -> tuple[FeatureConverter | None, str]:
+  """Return the feature converter of the model that the command line names; where none is known, None and why.
+
+  Raises:
+    AnystepError: 65 `converter_invalid`.
+  """
+  if arguments.model is not None:
+    return CONVERTERS[arguments.model](), ""
+  if getattr(arguments, "model_dir", None) is None:
+    return None, "add --model=NAME, or name a run with --model_dir"
+  recorded = read_converter(arguments.model_dir)
+  return recorded.converter, f"{recorded.problem}: add --model=NAME" if recorded.problem else ""
 
 
 def _is_task_part(name: str) -> bool:
@@ -311,23 +360,3 @@ def _list_splits(roots: Sequence[str], task: str) -> list[str]:
       return splits
   # `open_cache` reports a cache that is not there.
   return ["train"]
-
-
-def _read_plan(path: epath.Path) -> Plan:
-  fix = "give --plan a file of anystep-data plan, or --model_dir the directory of a run that has started"
-  return Plan.read(path, fix=fix)
-
-
-def _read_roots(path: epath.Path) -> list[str]:
-  try:
-    document = read_json(path)
-    if document.keys() != {"version", "cache_dirs"} or document["version"] != 1:
-      raise ValueError("no version 1")
-    roots = document["cache_dirs"]
-    if not (isinstance(roots, list) and all(map(is_name, roots))):
-      raise ValueError("cache_dirs is no list of names")
-  except (*MALFORMED, IsADirectoryError) as error:
-    expected = '{"version": 1, "cache_dirs": ["ROOT"]}'
-    fix = "say where the caches are with --cache_dir"
-    raise make_file_error("caches_invalid", error, path=path, expected=expected, fix=fix) from error
-  return roots

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anystep.order.packing import PackingPolicy
 from anystep.tasks.data_program.arguments import (
+  add_command,
+  add_model_flag,
   add_module_import_flag,
   add_task_flags,
   check_output,
@@ -17,7 +19,7 @@ from anystep.tasks.data_program.arguments import (
   usage_error,
   write_output,
 )
-from anystep.tasks.data_program.tables import print_objects
+from anystep.tasks.data_program.tables import print_note, print_objects
 from anystep.tasks.registry.mixture_files import is_mixture_text, read_mixture
 
 if TYPE_CHECKING:
@@ -25,13 +27,21 @@ if TYPE_CHECKING:
 
   from anystep.tasks.preview.values import Preview
 
-_MODELS = ("encoder_decoder", "decoder", "prefix_lm", "lm", "maxtext", "pass_through")
 
-
-def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser:
-  """Adds `preview`."""
-  text = "print examples of a task after each preprocessor and as the model gets them; needs no cache"
-  command = add(commands, "preview", _run_preview, text, add_task_flags)
+def add_preview_command(commands: Any) -> argparse.ArgumentParser:
+  """Add `preview`, and return it."""
+  command = add_command(
+    commands,
+    "preview",
+    _run_preview,
+    "print examples of a task after each preprocessor and as the model gets them; needs no cache",
+    add_task_flags,
+    examples=(
+      "--task=my_task --module_import=my_tasks",
+      """--task=my_task --module_import=my_tasks --feature_lengths='{"targets": 512}' --html=page.html""",
+      "--task=my_task --module_import=my_tasks --source=part-00017.jsonl --skip=88 --n=1 --full",
+    ),
+  )
   command.add_argument("--n", type=int, default=3, help="so many examples of the source; default 3")
   text = "how many examples come before them: of the source shard, or of the split without --source"
   command.add_argument("--skip", type=int, default=0, help=text)
@@ -40,8 +50,7 @@ def add_preview_command(commands: Any, add: Callable) -> argparse.ArgumentParser
   command.add_argument("--seed", type=int, default=0, help=text)
   text = 'what preprocessors are told and features are cut to, as JSON: {"inputs": 512}'
   command.add_argument("--feature_lengths", type=parse_feature_lengths, metavar="JSON", help=text)
-  text = "whose features are made; default as the task's features are"
-  command.add_argument("--model", choices=_MODELS, help=text)
+  add_model_flag(command, "the model whose features are made; default as the task's features are")
   text = "how the examples share the model's rows; default none"
   policies = [policy.value for policy in PackingPolicy]
   command.add_argument("--packing", choices=policies, default=PackingPolicy.NONE.value, help=text)
@@ -87,10 +96,12 @@ def _run_preview(arguments: argparse.Namespace) -> None:
     from anystep.tasks.preview.page import preview_page
 
     write_output(arguments.html, preview_page(previews, full=arguments.full), arguments.overwrite)
+    print_note(f"{arguments.html}: a page of {', '.join(task.name for task in tasks)}")
   if arguments.svg is not None:
     from anystep.tasks.preview.text import preview_picture
 
     write_output(arguments.svg, preview_picture(previews, full=arguments.full), arguments.overwrite)
+    print_note(f"{arguments.svg}: a picture of {', '.join(task.name for task in tasks)}")
   for task_preview in previews:
     if task_preview.error is not None:
       raise task_preview.error

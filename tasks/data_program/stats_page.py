@@ -15,18 +15,45 @@ def stats_page(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[str
   """The page's HTML.
 
   Args:
-    caches: `CacheStats.to_json` of each.
+    caches: `CacheStats.to_json` of each, with `read`: `ReadLengths.to_json`, or None.
     shares: what `mixture_shares` says; may be empty.
   """
   title = "Data: " + ", ".join(dict.fromkeys(cache["task"] for cache in caches))
   sections = [_format_mixture(shares)] if shares else []
   sections += [
-    f"<h2>{as_html(cache['task'])} {as_html(cache['split'])}</h2>{_format_lengths(cache)}" for cache in caches
+    f"<h2>{as_html(cache['task'])} {as_html(cache['split'])}</h2>{_format_split(cache)}" for cache in caches
   ]
   return html_page(title, "\n".join([_format_overview(caches), *sections]))
 
 
-def format_columns(feature: Mapping[str, Any]) -> dict[str, str]:
+def format_shares(shares: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+  """Return the header and the rows of a mixture's table, of `mixture_shares`."""
+  tokens = "tokens" if shares[0]["tokens_as"] == "read" else "tokens as cached"
+  header = ["task", "planned share of rows", "real share of rows", "rows", "share of examples", "examples"]
+  rows = [
+    [
+      share["task"],
+      format_percent(share["planned_percent"]),
+      format_percent(share["real_percent"]),
+      f"{share['rows']:,}",
+      format_percent(share["example_percent"]),
+      f"{share['examples']:,}",
+      format_percent(share["token_percent"]),
+    ]
+    for share in shares
+  ]
+  return [*header, f"share of {tokens}, estimated"], rows
+
+
+def format_lengths(features: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+  """Return the header and the rows of a table of lengths by feature, of `LengthCounts.to_json`."""
+  columns = {name: _format_columns(feature) for name, feature in features.items()}
+  titles = list(dict.fromkeys(title for row in columns.values() for title in row))
+  rows = [[name, *(row.get(title, "") for title in titles)] for name, row in columns.items()]
+  return ["feature", *titles], rows
+
+
+def _format_columns(feature: Mapping[str, Any]) -> dict[str, str]:
   """A feature's numbers by what they are, as people read them."""
   columns = {
     "tokens": f"{feature['tokens']:,}",
@@ -67,16 +94,6 @@ def _format_overview(caches: Sequence[Mapping[str, Any]]) -> str:
 
 def _format_mixture(shares: Sequence[Mapping[str, Any]]) -> str:
   start, stop = shares[0]["steps"]
-  rows = [
-    [
-      share["task"],
-      format_percent(share["planned_percent"]),
-      format_percent(share["real_percent"]),
-      f"{share['rows']:,}",
-      format_percent(share["token_percent"]),
-    ]
-    for share in shares
-  ]
   bars = []
   for share in shares:
     bars.append(
@@ -85,30 +102,33 @@ def _format_mixture(shares: Sequence[Mapping[str, Any]]) -> str:
     bars.append(("", share["real_percent"], format_percent(share["real_percent"]), "bar"))
   return (
     f"<h2>Mixture in steps {start}:{stop}</h2>"
-    + html_table(["task", "planned", "real", "rows", "tokens, estimated"], rows)
+    + html_table(*format_shares(shares))
     + '<p><span class="key" style="background: var(--planned)"></span>planned share of rows'
-    + '<span class="key" style="background: var(--bar)"></span>real share</p>'
+    + '<span class="key" style="background: var(--bar)"></span>real share of rows</p>'
     + _draw_bars(f"planned and real shares of rows in steps {start}:{stop}", bars)
   )
 
 
-def _format_lengths(cache: Mapping[str, Any]) -> str:
+def _format_split(cache: Mapping[str, Any]) -> str:
+  parts = []
   if cache["features"] is None:
-    return "<p>A cache in layout as_is keeps no lengths tables.</p>"
-  if not cache["features"]:
-    return "<p>No feature is a sequence.</p>"
-  columns = {name: format_columns(feature) for name, feature in cache["features"].items()}
-  titles = list(dict.fromkeys(title for row in columns.values() for title in row))
-  rows = [[name, *(row.get(title, "") for title in titles)] for name, row in columns.items()]
-  plots = [
-    f"<h3>Tokens of {as_html(name)}</h3>"
+    parts.append("<p>A cache in layout as_is keeps no lengths tables.</p>")
+  elif not cache["features"]:
+    parts.append("<p>No feature is a sequence.</p>")
+  else:
+    parts.append("<h3>As cached</h3>" + html_table(*format_lengths(cache["features"])))
+  if cache["read"] is not None:
+    parts.append("<h3>As read</h3>" + html_table(*format_lengths(cache["read"]["features"])))
+    parts.append(f"<p>{as_html(cache['read']['summary'])}</p>")
+  parts += [
+    f"<h3>Tokens of {as_html(name)}, as cached</h3>"
     + _draw_bars(
       f"examples by tokens of {name}",
       [(format_bin(b), b["examples"], f"{b['examples']:,}", "bar") for b in feature["histogram"]],
     )
-    for name, feature in cache["features"].items()
+    for name, feature in (cache["features"] or {}).items()
   ]
-  return html_table(["feature", *titles], rows) + "".join(plots)
+  return "".join(parts)
 
 
 def _draw_bars(title: str, bars: Sequence[tuple[str, float | None, str, str]]) -> str:

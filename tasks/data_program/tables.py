@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from anystep.inspection.history import Difference
-from anystep.tasks.data_program.stats_page import format_bin, format_columns, format_percent
+from anystep.tasks.data_program.stats_page import format_bin, format_lengths, format_percent, format_shares
 from anystep.tasks.vocabularies.decoding import escape_unprintable
 
-# Where no terminal shows them, tables are as wide as they need to be.
 # Of a list that is long.
 _SHOWN_ITEMS = 8
+# Where no terminal shows them, tables are as wide as they need to be.
 _PLAIN_WIDTH = 1 << 16
 _BAR_CHARACTERS = 40
 
@@ -27,6 +27,11 @@ def print_objects(objects: Iterable[Mapping[str, Any]]) -> None:
   """Prints JSON objects, one a line."""
   for value in objects:
     print(json.dumps(value))
+
+
+def print_note(text: str) -> None:
+  """Prints a remark for people, which is no part of the output, on stderr."""
+  print(text, file=sys.stderr, flush=True)
 
 
 def print_table(
@@ -104,24 +109,13 @@ def print_batch(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_stats(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[str, Any]]) -> None:
-  """Prints counts, lengths and shares, as `CacheStats.to_json` and `mixture_shares` give them."""
+  """Prints counts, lengths and shares; arguments are those of `stats_page`."""
   names = ("task", "split", "examples", "source_shards", "shards", "bytes")
   header = [name.replace("_", " ") for name in names]
   print_table("Caches", header, [[cache[name] for name in names] for cache in caches], left=("split",))
   if shares:
     start, stop = shares[0]["steps"]
-    rows = [
-      (
-        share["task"],
-        format_percent(share["planned_percent"]),
-        format_percent(share["real_percent"]),
-        share["rows"],
-        format_percent(share["token_percent"]),
-      )
-      for share in shares
-    ]
-    header = ["task", "planned", "real", "rows", "tokens, estimated"]
-    print_table(f"Mixture in steps {start}:{stop}", header, rows)
+    print_table(f"Mixture in steps {start}:{stop}", *format_shares(shares))
   for cache in caches:
     _print_lengths(cache)
 
@@ -129,14 +123,13 @@ def print_stats(caches: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[st
 def _print_lengths(cache: Mapping[str, Any]) -> None:
   title = f"{cache['task']} {cache['split']}"
   if cache["features"] is None:
-    print(f"{title}: a cache in layout as_is keeps no lengths tables, so nothing is said of tokens.\n")
-    return
-  rows = {name: format_columns(feature) for name, feature in cache["features"].items()}
-  header = list(dict.fromkeys(column for columns in rows.values() for column in columns))
-  if rows:
-    lines = [(name, *(columns.get(title, "") for title in header)) for name, columns in rows.items()]
-    print_table(f"Tokens of {title}", ("feature", *header), lines)
-  for name, feature in cache["features"].items():
+    print(f"{title}: a cache in layout as_is keeps no lengths tables.\n")
+  elif cache["features"]:
+    print_table(f"Tokens of {title}, as cached", *format_lengths(cache["features"]))
+  if cache["read"] is not None:
+    print_table(f"Tokens of {title}, as read", *format_lengths(cache["read"]["features"]))
+    print(f"{cache['read']['summary']}\n")
+  for name, feature in (cache["features"] or {}).items():
     largest = max((b["examples"] for b in feature["histogram"]), default=0)
     bars = [
       (format_bin(b), b["examples"], "#" * -(-_BAR_CHARACTERS * b["examples"] // largest))

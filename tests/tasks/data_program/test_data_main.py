@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from explained_rows import build_mixture, explained_rows
 from unimportable import WITHOUT
 
 import oracle
+from anystep.errors import AnystepError
 from anystep.inspection.history import history, totals
 from anystep.inspection.stats import CacheStats, mixture_shares
 from anystep.plans.plan import Plan
 from anystep.programs.command_line import run_program
-from anystep.tasks.data_program.main import main
+from anystep.tasks.data_program.main import main, make_parser
 
 KEYS = ["step", "row", "task", "split", "epoch", "unit", "shard", "place", "examples"]
 EXAMPLE_KEYS = ["index", "record", "source_shard", "source_name", "source_place"]
@@ -110,7 +112,10 @@ def printed(capsys, *arguments, status=0):
   """The lines on stdout of a run that ends well; on stderr is progress alone, where the machine is slow."""
   assert main([str(argument) for argument in arguments]) == status
   captured = capsys.readouterr()
-  assert all(re.match(r"(verify|stats) \S+ \S+: |token ids are", line) for line in captured.err.splitlines())
+  assert all(
+    re.match(r"(verify|stats) \S+ \S+: |token ids are|\S+: a page of ", line)
+    for line in captured.err.splitlines()
+  )
   return captured.out.splitlines()
 
 
@@ -284,11 +289,33 @@ def test_without_steps_all_trained_ones_of_a_model_directory_are_meant(model_dir
   assert objects(capsys, "when-was", f"--model_dir={model_dir}", "--task=a", "--index=1") == expected
 
 
+def test_hits_in_packed_rows_are_a_line_each_with_their_number(root, capsys):
+  where = [f"--cache_dir={root}", *MIXTURE, "--packing=greedy", '--feature_lengths={"inputs": 9}']
+  command = ["when-was", *where, "--task=a", "--index=8", "--index=4", "--index=7", "--steps=0:20"]
+  rows = objects(capsys, *command)
+  places = [(row["step"], row["row"]) for row in rows]
+  assert places == sorted(set(places)), "each row once"
+  hits = [
+    (row, number, example)
+    for row in rows
+    for number, example in enumerate(row["examples"], 1)
+    if example["index"] in (4, 7, 8)
+  ]
+  shared = [row for row in rows if {4, 8} <= {example["index"] for example in row["examples"]}]
+  assert shared, "two of them share a row"
+  assert len(hits) == len(rows) + len(shared)
+  lines = printed(capsys, *command)
+  for line, (row, number, example) in zip(lines, hits, strict=True):
+    assert line.startswith(f"step {row['step']} row {row['row']}: a train ")
+    assert f", example {example['index']} from " in line
+    assert line.endswith(f", number {number} of {len(row['examples'])} in the row")
+
+
 # Show
 
 
 def test_rows_are_shown_with_their_features_as_they_were_cached(source, built, plan, capsys):
-  rows = objects(capsys, "show", *source, "--steps=2:4")
+  rows = objects(capsys, "show", *source, "--steps=2:4", "--cached")
   for row, expected in zip(rows, explained_rows(plan, built, range(2, 4)), strict=True):
     (example,), (origin,) = row["examples"], expected["examples"]
     assert {name: example[name] for name in EXAMPLE_KEYS} == origin
@@ -301,8 +328,9 @@ def test_rows_are_shown_with_their_features_as_they_were_cached(source, built, p
 
 
 def test_shown_rows_in_words_have_a_line_for_each_feature(root, capsys):
-  lines = printed(capsys, "show", f"--cache_dir={root}", *MIXTURE, "--steps=0:1", "--row=2")
-  (row,) = objects(capsys, "show", f"--cache_dir={root}", *MIXTURE, "--steps=0:1", "--row=2")
+  command = ["show", f"--cache_dir={root}", *MIXTURE, "--steps=0:1", "--row=2", "--cached"]
+  lines = printed(capsys, *command)
+  (row,) = objects(capsys, *command)
   features = row["examples"][0]["features"]
   assert lines[0].startswith("step 0 row 2: ")
   lengths = {name: f" ({feature['length']})" for name, feature in features.items() if "length" in feature}
@@ -313,8 +341,9 @@ def test_shown_rows_in_words_have_a_line_for_each_feature(root, capsys):
 
 
 def test_ids_without_a_vocabulary_come_with_a_word_on_how_to_get_text(root, capsys):
-  assert main(["show", f"--cache_dir={root}", *MIXTURE, "--steps=0:1", "--row=0"]) == 0
-  assert "--module_import=" in capsys.readouterr().err
+  assert main(["show", f"--cache_dir={root}", *MIXTURE, "--steps=0:1", "--row=0", "--cached"]) == 0
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line == "token ids are shown as numbers: --module_import=MODULE_OF_THE_TASK makes text of them"
 
 
 SHOWN_TASK = """
@@ -349,7 +378,7 @@ def test_token_ids_are_decoded_with_the_registered_tasks_vocabularies(tmp_path, 
   built = caches.build(
     tmp_path, task="shown", num_examples=3, num_shards=1, features=features, example_of=example_of
   )
-  arguments = ["show", f"--cache_dir={tmp_path}", "--task=shown", "--batch_size=3", "--steps=0:1"]
+  arguments = ["show", f"--cache_dir={tmp_path}", "--task=shown", "--batch_size=3", "--steps=0:1", "--cached"]
   decoded = [*arguments, "--module_import=shown_tasks"]
   # The cache says that another task made it.
   status, line = status_and_line(capsys, decoded)
@@ -437,7 +466,7 @@ def test_the_newest_committed_checkpoint_has_the_plan_where_the_run_has_none(mod
 
 def test_a_started_plan_is_pythons(root, plan, built, tmp_path, capsys):
   path = tmp_path / "start.json"
-  (line,) = printed(
+  line, unknown = printed(
     capsys,
     *("plan", "start", f"--cache_dir={root}", *MIXTURE, "--num_epochs=2", "--lanes=2", "--epoch_policy=same"),
     *('--feature_lengths={"inputs": 5}', f"--output={path}"),
@@ -455,6 +484,8 @@ def test_a_started_plan_is_pythons(root, plan, built, tmp_path, capsys):
   )
   assert path.read_text() == expected.to_json()
   assert expected.sha256 in line
+  assert unknown.startswith("what the lengths cut is not known: ")
+  assert unknown.endswith("add --module_import=MODULE_OF_THE_TASK")
 
 
 def test_changes_and_skips_are_pythons(plan_file, plan, built, root, tmp_path, capsys):
@@ -468,6 +499,22 @@ def test_changes_and_skips_are_pythons(plan_file, plan, built, root, tmp_path, c
   assert changed.read_text() == expected.to_json()
   printed(capsys, "plan", "skip", f"--plan={changed}", "--steps=20:30", f"--output={skipped}")
   assert skipped.read_text() == expected.skip(20, 30).to_json()
+
+
+@pytest.mark.parametrize("command", [["skip", "--steps=7:9"], ["change", "--step=7", "--batch_size=12"]])
+def test_caches_that_are_named_are_compared_with_the_plan(plan_file, built, root, tmp_path, capsys, command):
+  output = tmp_path / "plan.json"
+  arguments = ["plan", *command, f"--plan={plan_file}", f"--output={output}"]
+  printed(capsys, *arguments)
+  without = output.read_text()
+  # Roots need not have the caches of all tasks.
+  shutil.copytree(built["a"].directory, tmp_path / "some" / "a")
+  for directory in (root, tmp_path / "some"):
+    printed(capsys, *arguments, f"--cache_dir={directory}", "--overwrite")
+    assert output.read_text() == without
+  caches.build(tmp_path / "others", task="a", num_examples=24)
+  status, line = status_and_line(capsys, [*arguments, f"--cache_dir={tmp_path / 'others'}", "--overwrite"])
+  assert (status, "kind=plan_cache task=a" in line) == (76, True)
 
 
 def test_a_packed_plan_goes_through_every_command(tmp_path, capsys):
@@ -610,7 +657,7 @@ def test_all_tasks_and_splits_below_a_root_are_counted(root, built, capsys, tmp_
   (tmp_path / "copy" / "loop").symlink_to(tmp_path / "copy")
   found = objects(capsys, "stats", f"--cache_dir={tmp_path / 'copy'}", '--feature_lengths={"inputs": 3}')
   expected = [built["a"], built["b:inner"], validation, built["c"]]
-  assert found == [CacheStats.of(cache.open()).to_json({"inputs": 3}) for cache in expected]
+  assert found == [CacheStats.of(cache.open()).to_json() | {"read": None} for cache in expected]
   lines = printed(capsys, "stats", f"--cache_dir={tmp_path / 'copy'}", "--split=train")
   assert [row[:3] for row in cells(lines, "Caches")] == [
     ["a", "train", "23"],
@@ -623,7 +670,8 @@ def test_a_mixtures_real_shares_stand_beside_those_planned(source, source_plan, 
   stats = {name: CacheStats.of(built[name].open()) for name in source_plan.tasks}
   shares = mixture_shares(source_plan, range(7), stats, feature_lengths={})
   found = objects(capsys, "stats", *source, "--steps=0:7")
-  assert found == [*(stats[name].to_json({}) for name in source_plan.task_names), *shares]
+  counts = [stats[name].to_json() | {"read": None} for name in source_plan.task_names]
+  assert found == [*counts, *shares]
   table = cells(printed(capsys, "stats", *source, "--steps=0:7"), "Mixture in steps 0:7")
   assert [(row[0], int(row[3])) for row in table] == [(share["task"], share["rows"]) for share in shares]
 
@@ -973,11 +1021,28 @@ def test_caches_that_a_plan_was_not_made_for_end_with_76(plan_file, tmp_path, ca
 def test_help_explains_every_command(capsys):
   plans = [["plan", name] for name in ("show", "diff", "start", "change", "skip", "batch")]
   commands = [[], ["verify"], ["what-was-at"], ["when-was"], ["show"], ["stats"], ["plan"], *plans]
-  for command in commands:
+  for command in (*commands, ["preview"], ["tombstone"], ["plan", "tombstone"]):
     with pytest.raises(SystemExit) as ended:
       main([*command, "--help"])
     assert ended.value.code == 0
-    assert " ".join(["usage: anystep-data", *command]) in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert " ".join(["usage: anystep-data", *command]) in text
+    parse_examples(text, " ".join(["anystep-data", *command]))
+
+
+def parse_examples(text, program):
+  """Parses the commands at the end of a help text, of which there is at least one."""
+  lines = text.split("\nexamples:\n")[1].replace("\\\n", " ").splitlines()
+  assert lines
+  for line in lines:
+    assert line.startswith(f"  {program}")
+    arguments = shlex.split(line)[1:]
+    if arguments[-1] == "--help":
+      arguments = arguments[:-1]
+      with pytest.raises(AnystepError, match="required"):
+        make_parser().parse_args(arguments)
+    else:
+      make_parser().parse_args(arguments)
 
 
 LIGHT = (
