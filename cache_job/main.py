@@ -20,6 +20,13 @@ from anystep.programs.command_line import parse_flags, run_program
 from anystep.tasks.registry.moved_functions import MODULE, accept_moved_functions
 
 _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
+_EXAMPLES = """Beam's own options may stand beside these, as --direct_num_workers=8.
+
+examples:
+  anystep-cache --tasks=my_task --module_import=my_tasks --output_cache_dir=cache --dry_run
+  anystep-cache --tasks=my_mixture --excluded_tasks=my_eval --module_import=my_tasks --output_cache_dir=cache
+  anystep-cache --tasks=my_task --module_import=my_tasks --output_cache_dir=/data --index_only
+"""
 
 
 def define_flags() -> flags.FlagValues:
@@ -28,106 +35,106 @@ def define_flags() -> flags.FlagValues:
   flags.DEFINE_list(
     "tasks",
     None,
-    "Tasks to cache: regular expressions of whole names, or names of mixtures, for their tasks.",
+    "tasks to cache: regular expressions of whole names, or names of mixtures, for their tasks",
     required=True,
     flag_values=values,
   )
-  flags.DEFINE_list("excluded_tasks", [], "Tasks to leave out, named likewise.", flag_values=values)
-  flags.DEFINE_list("splits", None, "Splits to cache; all by default.", flag_values=values)
+  flags.DEFINE_list("excluded_tasks", [], "tasks to leave out, named likewise", flag_values=values)
+  flags.DEFINE_list("splits", None, "splits to cache; all by default", flag_values=values)
   flags.DEFINE_string(
     "output_cache_dir",
     None,
-    "The directory that caches are written below.",
+    "the directory that caches are written below",
     required=True,
     flag_values=values,
   )
   flags.DEFINE_list(
     "tasks_additional_cache_dirs",
     [],
-    "Further roots of caches; a task with a complete cache in one of them is left out.",
+    "further roots of caches; a task with a complete cache in one of them is left out",
     flag_values=values,
   )
   flags.DEFINE_boolean(
     "ignore_other_caches",
     False,
-    "Cache tasks whatever --tasks_additional_cache_dirs have.",
+    "cache tasks whatever --tasks_additional_cache_dirs have",
     flag_values=values,
   )
   flags.DEFINE_multi_string(
     "module_import",
     [],
-    "Modules to import, which register tasks; the current directory is looked in first.",
+    "modules to import, which register tasks; the current directory is looked in first",
     flag_values=values,
   )
   flags.DEFINE_list(
     "pipeline_options",
     list(_DEFAULT_PIPELINE_OPTIONS),
-    "Beam's own options, joined by commas.",
+    "Beam's own options, joined by commas",
     flag_values=values,
   )
   flags.DEFINE_string(
     "tfds_data_dir",
     None,
-    "Where TensorFlow Datasets lie, whatever the tasks say.",
+    "where TensorFlow Datasets lie, whatever the tasks say",
     flag_values=values,
   )
-  flags.DEFINE_boolean("overwrite", False, "Make complete caches anew.", flag_values=values)
+  flags.DEFINE_boolean("overwrite", False, "make complete caches anew", flag_values=values)
   flags.DEFINE_multi_enum(
     "accept_change",
     [],
     [MODULE],
-    "`module`: a complete cache is the task's though the task's functions stood in another module then.",
+    "module: a complete cache is the task's though the task's functions stood in another module then",
     flag_values=values,
   )
-  flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.", flag_values=values)
+  flags.DEFINE_boolean("dry_run", False, "print what would be done, and do nothing", flag_values=values)
   flags.DEFINE_enum(
     "format",
     "text",
     ["text", "json"],
-    "What --dry_run prints: text for people, or one JSON document for programs.",
+    "what --dry_run prints: text for people, or one JSON document for programs",
     flag_values=values,
   )
   flags.DEFINE_boolean(
     "index_only",
     False,
-    "Describe the tasks' own ArrayRecord, TFRecord or Parquet files below --output_cache_dir; copy nothing.",
+    "describe the tasks' own ArrayRecord, TFRecord or Parquet files below --output_cache_dir; copy nothing",
     flag_values=values,
   )
   flags.DEFINE_enum(
     "output_format",
     "array_record",
     ["array_record", "arrayrecord", "tfrecord"],
-    "Container of the records; stock SeqIO reads caches in tfrecord.",
+    "container of the records; stock SeqIO reads caches in tfrecord",
     flag_values=values,
   )
-  flags.DEFINE_integer("seed", 0, "The preshuffle's seed.", flag_values=values)
-  flags.DEFINE_integer("base_seed", 0, "The preprocessors' seed.", flag_values=values)
+  flags.DEFINE_integer("seed", 0, "the preshuffle's seed", flag_values=values)
+  flags.DEFINE_integer("base_seed", 0, "the preprocessors' seed", flag_values=values)
   flags.DEFINE_integer(
     "num_shards",
     None,
-    "Shards per split; by default the largest power of two up to 64 that leaves each 1 MiB and a block of"
-    " records, and 1 below that.",
+    "shards per split; by default the largest power of two up to 64 that leaves each 1 MiB and a block of"
+    " records, and 1 below that",
     lower_bound=1,
     flag_values=values,
   )
   flags.DEFINE_integer(
     "min_shards",
     0,
-    "The least number of shards where --num_shards is not given; 0 for no bound.",
+    "the least number of shards where --num_shards is not given; 0 for no bound",
     lower_bound=0,
     flag_values=values,
   )
   flags.DEFINE_integer(
     "max_shards",
     0,
-    "The greatest number of shards where --num_shards is not given; 0 for no bound.",
+    "the greatest number of shards where --num_shards is not given; 0 for no bound",
     lower_bound=0,
     flag_values=values,
   )
   flags.DEFINE_integer(
     "block_records",
     32,
-    "Records per block: what is read at a time.",
+    "records per block: what is read at a time",
     lower_bound=1,
     flag_values=values,
   )
@@ -135,34 +142,34 @@ def define_flags() -> flags.FlagValues:
     "cache_at",
     "placeholder",
     ["placeholder", "end"],
-    "Cache what stands before CacheDatasetPlaceholder, or everything, for --task_feature_lengths.",
+    "cache what stands before CacheDatasetPlaceholder, or everything, for --task_feature_lengths",
     flag_values=values,
   )
   flags.DEFINE_string(
     "task_feature_lengths",
     None,
-    "Tokens per feature that --cache_at=end caches for, as JSON.",
+    "tokens per feature that --cache_at=end caches for, as JSON",
     flag_values=values,
   )
   flags.DEFINE_integer(
     "range_examples",
     None,
-    "Cut source shards into ranges of so many source examples, which can be preprocessed at one time. It"
-    " decides bytes.",
+    "cut source shards into ranges of so many source examples, which can be preprocessed at one time. It"
+    " decides bytes",
     lower_bound=1,
     flag_values=values,
   )
   flags.DEFINE_integer(
     "max_bad_examples",
     0,
-    "Leave out and list so many examples of a split that cannot be cached; the job ends at one more.",
+    "leave out and list so many examples of a split that cannot be cached; the job ends at one more",
     lower_bound=0,
     flag_values=values,
   )
   flags.DEFINE_float(
     "determinism_check",
     0.0,
-    "Percent of source shards to preprocess twice and compare, the first one always.",
+    "percent of source shards to preprocess twice and compare, the first one always",
     lower_bound=0.0,
     upper_bound=100.0,
     flag_values=values,
@@ -170,26 +177,26 @@ def define_flags() -> flags.FlagValues:
   flags.DEFINE_string(
     "from_seqio_cache",
     None,
-    "A directory of caches by seqio_cache_tasks: reshuffle these, and run no preprocessor.",
+    "a directory of caches by seqio_cache_tasks: reshuffle these, and run no preprocessor",
     flag_values=values,
   )
-  flags.DEFINE_boolean("resume", True, "Go on with what an earlier job left unfinished.", flag_values=values)
+  flags.DEFINE_boolean("resume", True, "go on with what an earlier job left unfinished", flag_values=values)
   flags.DEFINE_boolean(
     "enable_char_counts",
     False,
-    "Count characters too, for the stats; tokens are decoded one example at a time.",
+    "count characters too, for the stats; tokens are decoded one example at a time",
     flag_values=values,
   )
   flags.DEFINE_boolean(
     "preserve_random_access",
     False,
-    "Blocks of one record each, as --block_records=1: for other programs that read ArrayRecord.",
+    "blocks of one record each, as --block_records=1: for other programs that read ArrayRecord",
     flag_values=values,
   )
   flags.DEFINE_boolean(
     "alsologtostderr",
     False,
-    "Accepted, without effect: progress and errors always go to stderr.",
+    "accepted, without effect: progress and errors always go to stderr",
     flag_values=values,
   )
   return values
@@ -199,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
   """Cache the tasks that the flags name; return the exit status."""
   values = define_flags()
   own_arguments, beam_arguments = split_arguments(argv, values)
-  parse_flags(values, own_arguments, program="anystep-cache", text=__doc__)
+  parse_flags(values, own_arguments, program="anystep-cache", text=__doc__, examples=_EXAMPLES)
   if values.accept_change:
     accept_moved_functions()
   if values.format == "json":

@@ -3,10 +3,23 @@
 import pathlib
 import re
 
-from anystep.cache_job.main import define_flags
+import pytest
+
+from anystep.cache_job.main import define_flags, main
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENT = (ROOT / "docs" / "caching.md").read_text()
+
+
+def test_help_has_examples(capsys):
+  with pytest.raises(SystemExit):
+    main(["anystep-cache", "--help"])
+  _, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+  lines = [line.split() for line in examples.splitlines()]
+  assert len(lines) >= 3
+  for program, *words in lines:
+    assert program == "anystep-cache"
+    assert {word.partition("=")[0].removeprefix("--") for word in words} <= set(define_flags())
 
 
 def test_every_flag_has_a_row_with_its_default_and_no_other_has():

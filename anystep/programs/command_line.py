@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -14,10 +15,22 @@ from anystep.files.os_failures import os_failure
 from anystep.programs.progress import show_library_work
 
 # What absl says of a flag that must be given and is not.
-_MISSING_FLAG = re.compile(r"Flag (--\w+) must have a value other than None")
+_REQUIRED = "must have a value other than None"
+_MISSING_FLAG = re.compile(rf"Flag (--\w+) {_REQUIRED}")
+# What absl adds to a flag's text: an enum's values, and that a flag may be repeated.
+_OF_ABSL = re.compile(r"^<[^>]*>: |;\s+repeat this option to specify a list of values$")
+# What stands for a flag's value in help, by absl's class of its parser.
+_METAVARS = {
+  "ListParser": "A,B",
+  "WhitespaceSeparatedListParser": "A,B",
+  "IntegerParser": "N",
+  "FloatParser": "X",
+}
 
 
-def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, text: str) -> None:
+def parse_flags(
+  values: flags.FlagValues, argv: Sequence[str], *, program: str, text: str, examples: str = ""
+) -> None:
   """Parse a command line into the flags defined on `values`; `--help` prints them and exits.
 
   Args:
@@ -25,13 +38,14 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     argv: the program's name and its arguments.
     program: the program's name in errors.
     text: the text that `--help` prints before the list of flags.
+    examples: what it prints after it.
 
   Raises:
     AnystepError: 64 `flags`.
   """
   check_arguments(argv)
   if {"--help", "-h"} & set(argv):
-    print(text, values.get_help(), sep="\n")
+    print(_format_help(values, program, text, examples))
     sys.exit(0)
   try:
     positional = values(list(argv))[1:]
@@ -43,6 +57,29 @@ def parse_flags(values: flags.FlagValues, argv: Sequence[str], *, program: str, 
     raise AnystepError(ExitCode.USAGE, "flags", got=got, fix=fix) from error
   if positional:
     raise AnystepError(ExitCode.USAGE, "flags", got=" ".join(positional), fix="give values as --flag=value")
+
+
+def _format_help(values: flags.FlagValues, program: str, text: str, examples: str) -> str:
+  """Format a program's flags as argparse formats those of the programs that have commands."""
+  parser = argparse.ArgumentParser(
+    prog=program,
+    description=text,
+    epilog=examples,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  for name in values:
+    flag = values[name]
+    shown_help = _OF_ABSL.sub("", flag.help).rstrip(".").replace("%", "%%")
+    if flag.boolean:
+      parser.add_argument(f"--{name}", f"--no{name}", action="store_true", help=shown_help)
+      continue
+    choices = getattr(flag.parser, "enum_values", None)
+    metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS.get(type(flag.parser).__name__, "TEXT")
+    is_required = any(_REQUIRED in validator.message for validator in flag.validators)
+    value = ",".join(flag.value) if isinstance(flag.value, list) else flag.value
+    default = "" if value in (None, "") else f"; default {value}"
+    parser.add_argument(f"--{name}", metavar=metavar, required=is_required, help=f"{shown_help}{default}")
+  return parser.format_help().rstrip("\n")
 
 
 def check_arguments(argv: Sequence[str]) -> None:

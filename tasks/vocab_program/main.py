@@ -22,7 +22,7 @@ from anystep.files.input_files import read_file
 from anystep.limits import MAX_COUNT
 from anystep.programs.command_line import run_program
 from anystep.programs.progress import Progress, format_duration
-from anystep.tasks.data_program.arguments import Parser, add_module_import_flag, check_output
+from anystep.tasks.data_program.arguments import Parser, check_output
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.sources.arrow_rows import find_compression, open_input
 from anystep.tasks.text_formats import FORMATS, find_format, open_source
@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
   source.add_argument("--task", help="a registered task: its examples before seqio.preprocessors.tokenize")
   text = 'files, as "data/*.jsonl", whose ending says their format, as for text_task'
   source.add_argument("--files", metavar="PATTERN", help=text)
-  add_module_import_flag(texts)
+  text = "a module that registers the task; may be repeated"
+  texts.add_argument("--module_import", action="append", default=[], metavar="MODULE", help=text)
   texts.add_argument("--split", help="of the task; default train")
   text = "of the task, may be repeated; default all output features that are text"
   texts.add_argument("--feature", action="append", help=text)

@@ -107,9 +107,32 @@ def test_help_lists_the_flags_and_ends_well(arguments, capsys):
     parsed(*arguments)
   assert ended.value.code == 0
   shown = capsys.readouterr().out
-  assert shown.startswith("Demonstrates.\n")
+  assert shown.startswith("usage: ")
+  assert "\n\nDemonstrates.\n" in shown
   assert "--output_dir" in shown
-  assert "The seed." in shown
+  assert "The seed; default 0" in shown
+
+
+def test_help_of_flags_reads_as_that_of_argparse(capsys):
+  values = flags.FlagValues()
+  flags.DEFINE_list("tasks", None, "Some tasks.", required=True, flag_values=values)
+  flags.DEFINE_list("options", ["a", "b"], "some options", flag_values=values)
+  flags.DEFINE_enum("format", "text", ["text", "json"], "what to print", flag_values=values)
+  flags.DEFINE_multi_enum("accept", [], ["module"], "100% of changes", flag_values=values)
+  flags.DEFINE_integer("seed", 0, "the seed", flag_values=values)
+  flags.DEFINE_boolean("resume", True, "go on", flag_values=values)
+  with pytest.raises(SystemExit):
+    parse_flags(values, ["p", "--help"], program="p", text="Does it.", examples="examples:\n  p --tasks=a")
+  shown = capsys.readouterr().out
+  assert shown.startswith("usage: p [-h] --tasks A,B [--options A,B]")
+  lines = [" ".join(line.split()) for line in shown.splitlines()]
+  for line in (
+    *("--tasks A,B Some tasks", "--options A,B some options; default a,b"),
+    *("--accept {module} 100% of changes", "--seed N the seed; default 0", "--resume, --noresume"),
+  ):
+    assert any(shown_line.startswith(line) for shown_line in lines), line
+  assert "what to print; default text" in shown
+  assert shown.endswith("\n\nexamples:\n  p --tasks=a\n")
 
 
 def test_required_flags_that_are_not_given_are_named():

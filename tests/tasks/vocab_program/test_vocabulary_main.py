@@ -5,6 +5,7 @@ import functools
 import gzip
 import json
 import random
+import shlex
 import time
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyarrow import feather
 
 from anystep.errors import AnystepError
 from anystep.programs import progress
+from anystep.tasks.sources.arrow_rows import JsonRows
 from anystep.tasks.vocab_program import main as vocabulary_main
 from anystep.tasks.vocab_program.main import main
 from anystep.tasks.vocab_program.task_texts import read_task_texts
@@ -42,7 +44,9 @@ def write_texts(path, column, texts):
   ending, _, compression = path.name.partition(".")[2].partition(".")
   if ending in ("csv", "tsv"):
     with path.open("w", newline="") as file:
-      writer = csv.DictWriter(file, ["number", column], delimiter="," if ending == "csv" else "\t")
+      # Tabs need no quotes.
+      form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None} if ending == "tsv" else {}
+      writer = csv.DictWriter(file, ["number", column], **form)
       writer.writeheader()
       writer.writerows(rows)
   elif ending in ("parquet", "arrow"):
@@ -237,6 +241,16 @@ class TestProgram:
     assert vocabulary.decode(vocabulary.encode("def return self 中文")) == "def return self 中文"
     assert vocabulary.vocab_size == 100
 
+  def test_has_examples_in_its_help(self, capsys):
+    with pytest.raises(SystemExit):
+      main(["--help"])
+    _, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    lines = [shlex.split(line) for line in examples.splitlines()]
+    assert len(lines) == 3
+    for program, *arguments in lines:
+      assert program == "anystep-vocab"
+      vocabulary_main._parser().parse_args(arguments)
+
   def test_trains_on_files(self, tmp_path, capsys):
     contents = ["\n".join(texts_of(100, seed=k)).encode() for k in range(2)]
     (tmp_path / "0.txt").write_bytes(contents[0])
@@ -293,9 +307,23 @@ class TestProgram:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": [1]}\n')
     with pytest.raises(AnystepError) as failure:
       main(["train", f"--files={tmp_path}/a.jsonl", "--size=50", f"--output={tmp_path}/no.model"])
+    assert (failure.value.code, failure.value.kind) == (65, "file_rows")
+    assert failure.value.fields["path"].endswith("a.jsonl")
+    assert failure.value.fix.startswith("mend the file")
+
+  def test_says_which_file_went_while_it_was_read(self, tmp_path, monkeypatch):
+    write_texts(tmp_path / "a.jsonl", "text", texts_of(30))
+
+    def gone(rows, groups=None):
+      raise OSError("the disk went")
+      yield
+
+    monkeypatch.setattr(JsonRows, "batches", gone)
+    with pytest.raises(AnystepError) as failure:
+      main(["train", f"--files={tmp_path}/a.jsonl", "--size=50", f"--output={tmp_path}/no.model"])
     assert (failure.value.code, failure.value.kind) == (66, "source_unreadable")
     assert failure.value.fields["source_shard"].endswith("a.jsonl")
-    assert failure.value.fix.startswith("mend the file")
+    assert failure.value.fix == "mend the file, or say which format it is in with --file_format"
 
   def test_says_that_sentencepiece_is_at_work(self, monkeypatch, capsys):
     monkeypatch.setattr(vocabulary_main, "_SHOWN_SECONDS", 0.01)
