@@ -126,7 +126,7 @@ def flags_of(program):
       *("cache_if_missing", "cache_if_missing_limit_bytes", "accept_change"),
     )
     return {f"--{name}" for name in names}
-  parsers = [{"anystep-data": data_main, "anystep-vocab": vocabulary_main}[program]._parser()]
+  parsers = [{"anystep-data": data_main, "anystep-vocab": vocabulary_main}[program].make_parser()]
   names = set()
   for parser in parsers:
     for action in parser._actions:

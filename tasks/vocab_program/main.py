@@ -51,7 +51,7 @@ _MAX_PIECES = 1 << 24
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command that the arguments name; returns the exit status."""
-  arguments = _parser().parse_args(argv)
+  arguments = make_parser().parse_args(argv)
   arguments.run(arguments)
   return 0
 
@@ -62,7 +62,7 @@ def run() -> None:
   run_program(lambda: main(sys.argv[1:]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
   parser = Parser(
     prog="anystep-vocab",
     description=__doc__,

@@ -249,7 +249,7 @@ class TestProgram:
     assert len(lines) == 3
     for program, *arguments in lines:
       assert program == "anystep-vocab"
-      vocabulary_main._parser().parse_args(arguments)
+      vocabulary_main.make_parser().parse_args(arguments)
 
   def test_trains_on_files(self, tmp_path, capsys):
     contents = ["\n".join(texts_of(100, seed=k)).encode() for k in range(2)]
