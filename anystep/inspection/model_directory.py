@@ -1,4 +1,4 @@
-"""What a trainer's directory says of a run's data: its plan, its caches and what its model gets."""
+"""The data of a run, as its trainer left it in the model directory: plan, caches and feature converter."""
 
 from __future__ import annotations
 
