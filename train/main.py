@@ -157,7 +157,7 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   if MODULE in values.accept_change:
     # Of the task, not of a value: readers of caches are told.
     accept_moved_functions()
-    values.accept_change = [name for name in values.accept_change if name != MODULE]
+    values["accept_change"].value = [name for name in values.accept_change if name != MODULE]
   if values["cache_if_missing_limit_bytes"].present and not values.cache_if_missing:
     got = "--cache_if_missing_limit_bytes without --cache_if_missing"
     raise AnystepError(ExitCode.USAGE, "flags", got=got, fix="add --cache_if_missing, or leave the limit out")

@@ -62,7 +62,7 @@ def hash_called_sources(functions: Iterable[types.FunctionType], modules: Collec
   visited = {id(function) for function in waiting}
   while waiting:
     for called in _list_called(waiting.pop()):
-      if id(called) in visited or lasting_name(called.__module__) not in modules:
+      if id(called) in visited or lasting_name(called.__module__ or "") not in modules:
         continue
       visited.add(id(called))
       is_class = isinstance(called, type)

@@ -13,14 +13,12 @@ from anystep.caches.manifest import Fingerprint
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
 from anystep.files.json_files import canonical_json, parse_json
-from anystep.tasks.registry.fingerprint import fingerprint, first_difference
+from anystep.tasks.registry.fingerprint import CALLS, fingerprint, first_difference
 
 if TYPE_CHECKING:
   from anystep.cache_job.planning.task_work import TaskWork
 
 BUILDING = ".building"
-# What jobs of version 0.1 did not note.
-_NEW = ("calls",)
 
 
 def list_building_directories(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
@@ -53,9 +51,10 @@ def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
     storage.put(path, canonical_json(provenance).encode())
     return
   now = parse_json(canonical_json(provenance))
-  difference = first_difference(
-    before_job, {name: now[name] for name in now if name not in _NEW or name in before_job}
-  )
+  if isinstance(before_job, dict) and CALLS not in before_job:
+    # Jobs of version 0.1 did not note it.
+    del now[CALLS]
+  difference = first_difference(before_job, now)
   if difference:
     item, before, now = difference
     raise AnystepError(

@@ -33,7 +33,7 @@ _VERSION = 1
 # The source of a cache whose examples another cache had.
 SEQIO_CACHE = "a cache by seqio_cache_tasks"
 # The key of `hash_calls` in provenance, which caches of version 0.1 have not.
-_CALLS = "calls"
+CALLS = "calls"
 _LIBRARIES = ("anystep", "seqio", "tensorflow", "tensorflow-datasets", "tensorflow-text", "sentencepiece")
 
 
@@ -124,7 +124,7 @@ def check_reader(task: seqio.Task, manifest: Manifest, *, cache: Cache | None = 
     raise _make_changed_error(task, *difference, fix="undo the change to the task")
   if not are_moves_accepted():
     fix = f"move it back, or let --accept_change={MODULE} take it for the same"
-    calls = manifest.fingerprint.provenance.get(_CALLS)
+    calls = manifest.fingerprint.provenance.get(CALLS)
     if calls is None:
       move = moves[0]
       raise _make_changed_error(
@@ -168,14 +168,13 @@ def provenance_difference(task: seqio.Task, manifest: Manifest) -> str | None:
   if "vocabularies" not in cached:
     # The cache is older than this key; the reader part has what its vocabularies hold.
     now.pop("vocabularies", None)
-  if _CALLS in cached:
+  if CALLS in cached:
     steps = cached_preprocessors(task, manifest.cache_at)
-    # What has moved, `check_reader` compares.
-    now[_CALLS] = {name: called for name, called in hash_calls(steps).items() if name in cached[_CALLS]}
-    cached = {
-      **cached,
-      _CALLS: {name: called for name, called in cached[_CALLS].items() if name in now[_CALLS]},
-    }
+    # `check_reader` compares what moved functions call.
+    names = find_functions(steps).keys() & cached[CALLS].keys()
+    calls = hash_calls(steps)
+    now[CALLS] = {name: calls.get(name, {}) for name in names}
+    cached = {**cached, CALLS: {name: cached[CALLS][name] for name in names}}
   difference = first_difference(cached, now)
   return None if difference is None else "{}: {} when it was cached, {} now".format(*difference)
 
@@ -194,7 +193,7 @@ def fingerprint(
     reader=reader_part(task, cache_at=cache_at, task_feature_lengths=task_feature_lengths),
     provenance={
       **provenance_part(task, seed=seed, base_seed=base_seed, seqio_cache=seqio_cache),
-      _CALLS: hash_calls(cached_preprocessors(task, cache_at)),
+      CALLS: hash_calls(cached_preprocessors(task, cache_at)),
     },
   )
 

@@ -48,7 +48,7 @@ def are_moves_accepted() -> bool:
 def hash_calls(preprocessors: Sequence[Any]) -> Calls:
   """Hash the sources of what the functions of preprocessors call in their own modules, for a manifest."""
   named = {
-    name: hash_called_sources(functions, {_module_of(name, functions[0])})
+    name: hash_called_sources(functions, {name.removesuffix(_suffix_of(functions))})
     for name, functions in find_functions(preprocessors).items()
   }
   return {name: called for name, called in named.items() if called}
@@ -71,12 +71,11 @@ def undo_moves(
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
       return now
     renamed = {key: undo(before.get(key), value) for key, value in now.items()}
-    name = before.get("function")
-    if isinstance(name, str) and now.get("function") in functions and name != now["function"]:
-      qualified = functions[now["function"]][0].__qualname__
-      if name.endswith(f".{qualified}"):
-        moves.append(Move(name, now["function"]))
-        renamed["function"] = name
+    move = Move(before.get("function"), now.get("function"))
+    is_function = all(isinstance(name, str) for name in move) and move.now in functions
+    if is_function and move.before != move.now and move.before.endswith(_suffix_of(functions[move.now])):
+      moves.append(move)
+      renamed["function"] = move.before
     return renamed
 
   return undo(cached, registered), list(dict.fromkeys(moves))
@@ -94,9 +93,8 @@ def find_changed_calls(
   """
   for move in moves:
     moved = functions[move.now]
-    suffix = f".{moved[0].__qualname__}"
     # What did not move along may be imported from where it was.
-    modules = {name.removesuffix(suffix) for name in move}
+    modules = {name.removesuffix(_suffix_of(moved)) for name in move}
     before, now = calls.get(move.before, {}), hash_called_sources(moved, modules)
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
@@ -111,5 +109,6 @@ def report_moves(task: str, moves: tuple[Move, ...]) -> None:
   log_notice(f"{task}: {names}; its source is the same, and the cache is read")
 
 
-def _module_of(name: str, function: FunctionType) -> str:
-  return name.removesuffix(f".{function.__qualname__}")
+def _suffix_of(functions: Sequence[FunctionType]) -> str:
+  """Return what stands behind the module in the name of functions."""
+  return f".{functions[0].__qualname__}"

@@ -169,6 +169,18 @@ def test_another_function_is_refused_and_nothing_accepts_it(write_module, text, 
   assert "accept" not in error.fix
 
 
+def test_arguments_that_look_like_a_description_are_no_functions(write_module):
+  module = write_module("qa_tasks", HELPERS + PARSE)
+  for was, now in (
+    ({"function": ["a"]}, {"function": ["b"]}),
+    ({"function": "a.parse"}, {"function": "parse"}),
+  ):
+    step = functools.partial(seqio.preprocessors.rekey, key_map=was)
+    manifest = manifest_of(task_of(module.parse, step))
+    error = refusal_of(task_of(module.parse, functools.partial(step, key_map=now)), manifest)
+    assert error.fields["item"].startswith("preprocessors[2].kwargs.key_map.function")
+
+
 def test_an_object_of_a_class_that_moved_is_refused(write_module):
   text = "class Parse:\n  def __call__(self, dataset):\n    return dataset\n"
   manifest = manifest_of(task_of(write_module("qa_tasks", text).Parse()))
