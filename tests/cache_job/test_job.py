@@ -207,12 +207,12 @@ def test_what_is_drawn_without_a_seed_follows_tensorflow_s_global_seed_0(built, 
   assert len(set(expected)) > 1
 
 
-def test_a_split_has_64_shards_where_each_fills_a_block_and_one_where_not(built):
-  small_blocks, default_blocks = built("--block_records=1"), built()
-  assert manifest_of(small_blocks, "train")["num_examples"] >= 64
-  for split, expected in {"train": 64, "validation": 1}.items():
-    assert manifest_of(small_blocks, split)["num_shards"] == expected
-    assert manifest_of(default_blocks, split)["num_shards"] == 1
+def test_a_split_whose_records_fill_no_mebibyte_has_one_shard_and_others_as_many_as_are_asked(built):
+  for flags in (["--block_records=1"], []):
+    assert manifest_of(built(*flags), "train")["num_examples"] >= 64
+    for split in ("train", "validation"):
+      assert manifest_of(built(*flags), split)["num_shards"] == 1
+      assert manifest_of(built(*flags, "--num_shards=5"), split)["num_shards"] == 5
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
