@@ -394,5 +394,5 @@ class Cache:
 def _unpickled(
   root: str, manifest_json: str, manifest_sha256: str, stamps: Mapping[str, tuple[int, int, int]]
 ) -> Cache:
-  known = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
-  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=known)
+  file_stamps = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
+  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=file_stamps)

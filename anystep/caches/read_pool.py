@@ -98,11 +98,11 @@ class ReadPool:
   def get(self, key: Hashable) -> Any:
     """Return the value that is held under a key; None where there is none."""
     with self.lock:
-      held = self._held.get(key)
-      if held is None:
+      value_and_size = self._held.get(key)
+      if value_and_size is None:
         return None
       self._held.move_to_end(key)
-      return held[0]
+      return value_and_size[0]
 
   def hold(self, key: Hashable, value: Any, size_bytes: int) -> None:
     """Hold a value until it is dropped or the budget needs its room."""
@@ -135,10 +135,10 @@ class ReadPool:
     self._held_bytes = sum(size_bytes for _, size_bytes in self._held.values())
     self._index_bytes = sum(reader.index_bytes for reader in self._readers.values())
 
-  def drop_where(self, wanted: Callable[[Any], bool]) -> None:
-    """Drop every value whose key is wanted."""
+  def drop_where(self, meets_condition: Callable[[Any], bool]) -> None:
+    """Drop every value whose key meets a condition."""
     with self.lock:
-      for key in [key for key in self._held if wanted(key)]:
+      for key in [key for key in self._held if meets_condition(key)]:
         self.drop(key)
 
 

@@ -87,8 +87,8 @@ def gather_units(where: BatchRows, parts: Sequence[WindowRows], *, num_features:
   order = np.argsort(rows, kind="stable")
 
   def join(empty: np.ndarray, columns: Iterable[np.ndarray]) -> np.ndarray:
-    taken = [column[selected] for column, selected in zip(columns, entries, strict=True)]
-    return np.concatenate([empty, *taken])[order]
+    selected_columns = [column[numbers] for column, numbers in zip(columns, entries, strict=True)]
+    return np.concatenate([empty, *selected_columns])[order]
 
   if num_features is not None:
     lengths = join(np.zeros((0, num_features), np.int64), (m.lengths for m in members))

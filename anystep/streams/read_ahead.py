@@ -65,12 +65,12 @@ class ReadAhead:
     if not group.is_done:
       group.made.acquire()
     batches = group.batches
-    place = step - group.steps.start
-    batch = batches[place] if batches else None
+    position = step - group.steps.start
+    batch = batches[position] if batches else None
     if batch is None:
       self.forget()
     else:
-      batches[place] = None
+      batches[position] = None
     return batch
 
   def _group_of(self, step: int, num_steps: int | None, making: Making) -> _Group:

@@ -90,13 +90,13 @@ def open_stream(
     )
   _check_converter(feature_converter)
   by_task = transforms_by_task(transforms, plan.tasks, others=caches)
-  known = {name: transform for name, transform in by_task.items() if name in plan.tasks}
+  plan_transforms = {name: transform for name, transform in by_task.items() if name in plan.tasks}
   return Stream(
-    plan.on_caches(caches, known),
+    plan.on_caches(caches, plan_transforms),
     {name: caches[name] for name in plan.tasks},
     rows=rows_by_batch_size(rows, {segment.batch_size for segment in plan.segments}),
     feature_converter=feature_converter or PassThroughConverter(),
-    transforms=known,
+    transforms=plan_transforms,
     prefetch_batches=prefetch_batches,
   )
 
@@ -176,7 +176,7 @@ class Stream(Iterator[Rows]):
   def __next__(self) -> Rows:
     if self._lock._is_owned():  # type: ignore[attr-defined]
       raise ValueError("next() within next(): a signal's handler may seek or close a stream, not read it")
-    taken = None
+    taken_step = None
     try:
       with self._lock:
         batch, sought = None, None
@@ -185,15 +185,15 @@ class Stream(Iterator[Rows]):
           sought = self.step
           batch = self._next_at(sought)
         if batch is not None:
-          taken, self.step = sought, sought + 1
+          taken_step, self.step = sought, sought + 1
       if batch is not None:
         # Inside the try: an interrupt before the return means that the caller has no batch.
         return batch
     except BaseException as error:
       # The batch was taken, but the caller has not got it: its step is the next one again.
       with self._lock:
-        if taken is not None and self.step == taken + 1:
-          self.step = taken
+        if taken_step is not None and self.step == taken_step + 1:
+          self.step = taken_step
       if isinstance(error, StopIteration):
         # A transform or a converter raised it: a loop would end as if the data had ended.
         raise RuntimeError(f"making the batch of step {self.step} raised StopIteration") from error
@@ -229,7 +229,7 @@ class Stream(Iterator[Rows]):
 
   def _read(self, steps: range) -> _Read:
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
-    real = [np.ones(len(task), bool) if known is None else known for task, _, known in units]
+    real = [np.ones(len(task), bool) if is_real is None else is_real for task, _, is_real in units]
     all_real = np.concatenate(real)
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
     return steps, real, self._examples.read(task, unit)

@@ -76,10 +76,10 @@ class WindowSizes:
       self._record_bytes[k] = held_bytes(records) / len(records)
     planned_bytes = self._pool.budget_bytes * _PLANNED_SHARE
     # Tasks without a block so far are taken to grow in memory as the others do.
-    seen = self._record_bytes > 0
-    seen_bytes = (self._record_bytes * self._wanted_records)[seen].sum()
-    growth = seen_bytes / (self._file_bytes * self._wanted_records)[seen].sum()
-    needed = np.where(seen, self._record_bytes, growth * self._file_bytes) * self._wanted_records
+    is_measured = self._record_bytes > 0
+    measured_bytes = (self._record_bytes * self._wanted_records)[is_measured].sum()
+    growth = measured_bytes / (self._file_bytes * self._wanted_records)[is_measured].sum()
+    needed = np.where(is_measured, self._record_bytes, growth * self._file_bytes) * self._wanted_records
     ahead = planned_bytes / needed.sum()
     room = needed if ahead >= 1 else _share_out(planned_bytes, needed)
     for k in blocks:
@@ -109,9 +109,9 @@ class WindowSizes:
   def _count_blocks(self, k: int, ahead: float) -> int:
     """Return how many blocks a window has, where the budget holds `ahead` times what is needed."""
     few_files = self.shards_touched.sum() > self._pool.open_files
-    wanted = _MAX_BLOCKS_AHEAD if few_files else _PACKED_BLOCKS_AHEAD if self._has_table[k] else 1
+    most_blocks = _MAX_BLOCKS_AHEAD if few_files else _PACKED_BLOCKS_AHEAD if self._has_table[k] else 1
     blocks = int(ahead * self._block_turns[k]) // int(self._block_records[k])
-    return max(min(blocks, wanted), 1)
+    return max(min(blocks, most_blocks), 1)
 
   def _count_turns_of_part(self, k: int, *, room_bytes: float, needed_bytes: float) -> int:
     """Return the turns of a window that is a part of a block: the fewest that need no further reading."""
@@ -138,6 +138,6 @@ def _share_out(total: float, needs: np.ndarray) -> np.ndarray:
   [10.0, 40.0, 40.0]
   """
   shares = np.zeros(len(needs))
-  for place, k in enumerate(np.argsort(needs).tolist()):
-    shares[k] = min(needs[k], (total - shares.sum()) / (len(needs) - place))
+  for num_shared, k in enumerate(np.argsort(needs).tolist()):
+    shares[k] = min(needs[k], (total - shares.sum()) / (len(needs) - num_shared))
   return shares

@@ -189,17 +189,17 @@ class WindowReader:
     """Read the blocks of some records; those with records that the epoch did not yet ask for are held."""
     numbers, used = np.unique(blocks, return_counts=True)
     keys = {block: (self._owner, (k, epoch, shard, "part", block)) for block in numbers.tolist()}
-    held = {block: self._pool.get(key) for block, key in keys.items()}
-    read = self._read_blocks(k, shard, [block for block, shared in held.items() if shared is None])
+    shared_blocks = {block: self._pool.get(key) for block, key in keys.items()}
+    read = self._read_blocks(k, shard, [block for block, shared in shared_blocks.items() if shared is None])
     num_in_units = self._count_records_in_units(k, shard)
     records_by_block = {}
     for block, count in zip(numbers.tolist(), used.tolist(), strict=True):
-      shared = held[block] or _SharedBlock(read[block], int(num_in_units[block]))
+      shared = shared_blocks[block] or _SharedBlock(read[block], int(num_in_units[block]))
       shared.left -= count
       records_by_block[block] = shared.records
       if shared.left <= 0:
         self._pool.drop(keys[block])
-      elif held[block] is None:
+      elif shared_blocks[block] is None:
         self._pool.hold(keys[block], shared, held_bytes(shared.records))
     return records_by_block
 
