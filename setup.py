@@ -40,6 +40,7 @@ TRAIN = [
 ]
 # Tokenizers and datasets of the Hugging Face hub.
 HUGGINGFACE = ["datasets>=3", "tokenizers>=0.20"]
+TORCH = ["torch>=2.4"]
 DEV = [
   "grain>=0.2.10",
   "hypothesis>=6",
@@ -79,10 +80,13 @@ setup(
     "cache": CACHE,
     "train": TRAIN,
     "huggingface": HUGGINGFACE,
+    "torch": TORCH,
     "all": sorted({*CACHE, *TRAIN, *HUGGINGFACE}),
     "dev": sorted({*CACHE, *TRAIN, *HUGGINGFACE, *DEV}),
     # What users bring, for tests: the lock leaves out what it would put over SeqIO (pyproject.toml).
     "t5": ["t5==0.9.4"],
+    # For `make test-torch`, which runs in an environment of its own.
+    "dev-torch": [*TORCH, "pillow", "pytest>=8", "torchdata>=0.11", "torchtitan>=0.3"],
   },
   entry_points={
     "console_scripts": [

@@ -1,5 +1,6 @@
 """The modules of the library, by their names within `anystep`."""
 
+import importlib.util
 import pathlib
 
 import anystep
@@ -9,4 +10,6 @@ MODULES = sorted(
   ".".join(path.relative_to(_FOLDER).with_suffix("").parts)
   for path in _FOLDER.rglob("*.py")
   if path.stem != "__init__"
+  # PyTorch is in an environment of its own (`make test-torch`).
+  and (path.stem != "torch" or importlib.util.find_spec("torch"))
 )

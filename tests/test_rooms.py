@@ -30,7 +30,7 @@ FLOORS = """
   anystep.units
   anystep.plans
   anystep.inspection anystep.streams
-  anystep
+  anystep anystep.torch
   anystep.tasks.startup anystep.tasks.tensors anystep.tasks.metrics anystep.tasks.preprocessors
   anystep.tasks.seqio_internals
   anystep.tasks.vocabularies anystep.tasks.sources

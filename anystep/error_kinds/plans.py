@@ -53,6 +53,7 @@ PLANS = {
     "packing_features": "The features to pack have no length, are not of rank 1, or differ among tasks.",
     "plan_caches": "The caches that were given are not one for each task of the stored plan.",
     "prefetch_batches": "The number of batches to make ahead is not a whole number of at least 0.",
+    "process_group": "Several ranks were started, and PyTorch has no process group yet that numbers them.",
     "rate_unit": "Rates count examples or units.",
     "rates": "The rates are missing, not numbers of a fitting size, or none is above zero.",
     "rows": "The rows are not in the batch, or the hosts do not divide it.",

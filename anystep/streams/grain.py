@@ -61,14 +61,7 @@ class StreamIterator(grain.DatasetIterator):
 
   def __next__(self) -> Rows:
     self._assert_not_closed()
-    if self._stride == 1:
-      return next(self._stream)
-    step, num_steps = self._stream.step, self._stream.plan.num_steps
-    if num_steps is not None and step >= num_steps:
-      raise StopIteration
-    batch = self._stream.batch(step)
-    self._stream.seek(step + self._stride)
-    return batch
+    return self._stream.next_in_turn(self._stride)
 
   def get_state(self) -> dict[str, Any]:
     """Return the stream's state."""

@@ -201,6 +201,21 @@ class Stream(Iterator[Rows]):
     self.close()
     raise StopIteration
 
+  def next_in_turn(self, num_workers: int) -> Rows:
+    """Return the next step's batch, and move on by as many steps as there are workers that take turns.
+
+    Raises:
+      StopIteration: after the last step.
+    """
+    if num_workers == 1:
+      return next(self)
+    step, num_steps = self.step, self.plan.num_steps
+    if num_steps is not None and step >= num_steps:
+      raise StopIteration
+    batch = self.batch(step)
+    self.seek(step + num_workers)
+    return batch
+
   def _next_at(self, step: int) -> Rows | None:
     """Return the batch of a step, the one made ahead if it is there; None after the last step."""
     num_steps = self.plan.num_steps

@@ -20,7 +20,7 @@ from anystep.streams.stream import open_stream
 
 HEAVY = {"tensorflow", "apache_beam", "jax", "jaxlib", "seqio", "flax"}
 # For users of another package, which it imports; nothing else imports these.
-FACES = {"streams.grain", "t5x"}
+FACES = {"streams.grain", "t5x", "torch"}
 # Public names that need SeqIO, which is imported when somebody asks for one.
 LAZY = {"DeterministicMixture", "DeterministicTask"}
 # What stands with the library for users of SeqIO and T5X, but is made of the tasks' package.
@@ -138,6 +138,21 @@ ASKS_FOR_NAMES = """
 def test_names_that_need_seqio_say_so_where_it_is_missing(checkout, tmp_path):
   script = textwrap.dedent("  import sys\n" + WITHOUT + ASKS_FOR_NAMES) % {"heavy": HEAVY, "lazy": LAZY}
   assert run_python(checkout, tmp_path, "-c", script).decode() == "78 package_missing True True\n" * 2
+
+
+IMPORTS_TORCH = """
+  import anystep
+  try:
+    import anystep.torch
+  except anystep.AnystepError as error:
+    print(error.code.value, error.kind, "anystep.torch" in str(error), error.fix)
+"""
+
+
+def test_the_datasets_of_pytorch_say_so_where_torch_is_missing(checkout, tmp_path):
+  script = textwrap.dedent("  import sys\n" + WITHOUT + IMPORTS_TORCH) % {"heavy": {"torch"}}
+  expected = "78 package_missing True pip install 'anystep[torch]'\n"
+  assert run_python(checkout, tmp_path, "-c", script).decode() == expected
 
 
 READER = (
