@@ -25,6 +25,8 @@ import gin
 import pyarrow.parquet
 import pytest
 import seqio
+from absl import flags
+from pictures import write_pictures
 from seqio_caches import write_seqio_cache
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -219,11 +221,19 @@ def cache_by_seqio():
   write_seqio_cache(Path("old_caches"), ["my_task"])
 
 
+def take_pictures():
+  # Grain's worker processes take the flags of the program that starts them.
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  write_pictures("data", 40)
+
+
 # What a document's reader has done before.
 BEFORE = {
   "caching.md": cache_by_seqio,
   "data.md": train_a_run,
   "features.md": cache_a_task,
+  "images.md": take_pictures,
   "order.md": cache_the_demos_task,
 }
 
@@ -252,7 +262,8 @@ def write_data():
 
 def forget_tasks(names_before):
   """Removes what was registered since, and the module that did."""
-  sys.modules.pop("my_tasks", None)
+  for module in ("my_tasks", "my_images", "my_pictures"):
+    sys.modules.pop(module, None)
   for registry, names in names_before.items():
     for name in set(registry.names()) - names:
       registry.remove(name)

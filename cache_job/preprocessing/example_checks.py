@@ -132,11 +132,19 @@ def check_output_features(task: Any, features: Mapping[str, Feature]) -> None:
 
 
 def list_text_features(task: Any, features: Mapping[str, Feature]) -> list[str]:
-  """Return the features that must be UTF-8: output features of strings, and SeqIO's copies of texts."""
+  """Return the features that must be UTF-8: output features of strings, and SeqIO's copies of texts.
+
+  A `seqio.ContinuousFeature` of strings holds bytes, such as a picture's.
+  """
+  import seqio
+
+  texts = {
+    name for name, feature in task.output_features.items() if not isinstance(feature, seqio.ContinuousFeature)
+  }
   return sorted(
     name
     for name, feature in features.items()
-    if feature.dtype == "string" and (name in task.output_features or name.endswith(_TEXT_SUFFIX))
+    if feature.dtype == "string" and (name in texts or name.endswith(_TEXT_SUFFIX))
   )
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -19,6 +20,7 @@ from expected_rows import ExpectedRows
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` has it")
 
 import ml_dtypes  # noqa: E402
+from pictures import encoded_picture  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from torch_ranks import arrays_of  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
@@ -26,6 +28,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 import anystep  # noqa: E402
 import anystep.torch  # noqa: E402
 from anystep.errors import AnystepError  # noqa: E402
+from anystep.features.feature import Feature  # noqa: E402
 from anystep.torch import StepDataset, StreamDataset, to_tensors  # noqa: E402
 
 pytestmark = [
@@ -225,6 +228,34 @@ def test_what_no_tensor_holds_passes_as_it_is(built, root):
 
 def with_text(example):
   return {**example, "text": b"number %d" % example["number"]}
+
+
+PICTURES = {"image": Feature(dtype="string", shape=()), "label": Feature(dtype="int64", shape=())}
+
+
+def picture_of(ordinal):
+  return {"image": np.array(encoded_picture(ordinal), object), "label": np.int64(ordinal)}
+
+
+def test_any_number_of_workers_decodes_the_same_pictures(tmp_path, monkeypatch):
+  document = (ROOT / "docs/images.md").read_text(encoding="utf-8")
+  (module,) = re.findall(r"^```python file=my_pictures\.py\n(.*?)^```$", document, re.M | re.S)
+  (tmp_path / "my_pictures.py").write_text(module)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  import my_pictures
+
+  cache = caches.build(tmp_path / "cache", features=PICTURES, example_of=picture_of)
+  transforms = {"demo": anystep.RandomMap(my_pictures.decode_and_crop)}
+  plan = anystep.Plan.start(
+    cache.open(), batch_size=8, feature_lengths={"image": 32}, transforms=transforms, num_epochs=2
+  )
+  dataset = StreamDataset(plan, cache.root, transforms=transforms)
+  without_workers = list(dataset)
+  assert without_workers[0]["image"].dtype == torch.uint8
+  assert without_workers[0]["image"].shape == (8, 32, 32, 3)
+  for num_workers, method in ((1, "fork"), (4, "fork"), (1, "spawn")):
+    loader = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=method)
+    assert digests(loader) == digests(without_workers)
 
 
 def test_two_ranks_read_the_rows_of_a_batch_between_them(plan, built, expected, tmp_path):

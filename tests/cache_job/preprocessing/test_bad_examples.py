@@ -14,6 +14,7 @@ from job_runs import digests_of, registered, run_job
 from anystep.cache_job.preprocessing import example_batches, example_checks
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
+from anystep.features.feature import Feature
 from anystep.features.ragged import Ragged
 from anystep.files import names
 
@@ -274,6 +275,19 @@ def test_large_examples_are_taken_fewer_at_a_time_and_are_the_same(tmp_path, mon
       run_job(root, "--max_bad_examples=1", tasks=task.name)
     found.append(digests_of(root))
   assert found[0] == found[1]
+
+
+def test_strings_are_texts_unless_they_are_a_continuous_feature():
+  text = seqio.Feature(seqio.PassThroughVocabulary(1), dtype=tf.string, rank=0)
+  task = seqio.Task(
+    "small_bytes",
+    source=small_tasks.NumberedTexts({"train": SIZES}),
+    preprocessors=[],
+    output_features={"text": text, "image": seqio.ContinuousFeature(dtype=tf.string, rank=0)},
+  )
+  names = ("text", "image", "other", "inputs_pretokenized")
+  features = {name: Feature(dtype="string", shape=()) for name in names}
+  assert example_checks.list_text_features(task, features) == ["inputs_pretokenized", "text"]
 
 
 STOCK = ("bool", "float32", "int32", "int64", "string")
