@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
   """
   with Termination() as termination:
     values, _ = _parse(argv)
-    trainer = configured(argv)
+    trainer = configure(argv)
     if values.dry_run:
       _dry_run(trainer, values)
     else:
@@ -41,7 +41,7 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
 
   with locked_run(trainer.model_dir):
     if values.cache_if_missing:
-      _cache_first(trainer, values)
+      _make_missing_caches(trainer, values)
     prepared = trainer.prepare(accept_changes=values.accept_change)
     prepared.run(termination, started=lambda: record_configuration(trainer.model_dir))
 
@@ -62,10 +62,10 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
 def prepare(argv: Sequence[str]) -> PreparedRun:
   """Return the configured run, with its data and checkpoints checked and no device touched."""
   values, _ = _parse(argv)
-  return configured(argv).prepare(accept_changes=values.accept_change)
+  return configure(argv).prepare(accept_changes=values.accept_change)
 
 
-def configured(argv: Sequence[str]) -> Trainer:
+def configure(argv: Sequence[str]) -> Trainer:
   """Return the trainer that the command line configures; its data is not read."""
   values, bindings = _parse(argv)
   from anystep.tasks.registry.modules import prefer_current_directory
@@ -84,12 +84,12 @@ def configured(argv: Sequence[str]) -> Trainer:
   return build(Trainer)
 
 
-def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
+def _make_missing_caches(trainer: Trainer, values: flags.FlagValues) -> bool:
   """Make the missing caches, or with --dry_run print them; return whether any is missing."""
   from anystep.train.datasets.cache_program import cache_first
-  from anystep.train.datasets.run_datasets import missing_caches
+  from anystep.train.datasets.run_datasets import make_cache_commands
 
-  commands = missing_caches(trainer.datasets)
+  commands = make_cache_commands(trainer.datasets)
   if commands:
     cache_first(commands, limit_bytes=values.cache_if_missing_limit_bytes, dry_run=values.dry_run)
   return bool(commands)
@@ -97,17 +97,17 @@ def _cache_first(trainer: Trainer, values: flags.FlagValues) -> bool:
 
 def _print_missing_data(trainer: Trainer, values: flags.FlagValues) -> bool:
   """Print which caches or descriptions of files are missing and would be made; return whether any is."""
-  from anystep.train.datasets.run_datasets import index_commands
+  from anystep.train.datasets.run_datasets import make_index_commands
 
   if values.cache_if_missing:
-    return _cache_first(trainer, values)
-  commands = index_commands(trainer.datasets, model_dir=trainer.model_dir)
+    return _make_missing_caches(trainer, values)
+  commands = make_index_commands(trainer.datasets, model_dir=trainer.model_dir)
   for command in commands:
     print(f"would describe files where they are: {command}")
   return bool(commands)
 
 
-def _binding(argument: str) -> tuple[str, str]:
+def _parse_binding(argument: str) -> tuple[str, str]:
   name, separator, value = argument.removeprefix(_BINDING).partition("=")
   if not separator:
     raise AnystepError(ExitCode.USAGE, "flags", got=argument, fix="write --gin.NAME=value")
@@ -161,7 +161,7 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   if values["cache_if_missing_limit_bytes"].present and not values.cache_if_missing:
     got = "--cache_if_missing_limit_bytes without --cache_if_missing"
     raise AnystepError(ExitCode.USAGE, "flags", got=got, fix="add --cache_if_missing, or leave the limit out")
-  return values, dict(_binding(argument) for argument in argv if argument.startswith(_BINDING))
+  return values, dict(_parse_binding(argument) for argument in argv if argument.startswith(_BINDING))
 
 
 def run() -> None:

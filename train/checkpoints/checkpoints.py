@@ -258,13 +258,13 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
     )
   values = None
   if integrity.run is not None:
-    values = _values_of(directory / _TRAINED_WITH)
+    values = _read_values(directory / _TRAINED_WITH)
   # Only the file in the integrity record is read.
   data = read_state(directory / data_files.pop())
   return Checkpoint(step=step, data=data, run=integrity.run, trained_with=values)
 
 
-def _values_of(path: epath.Path) -> Mapping[str, Value]:
+def _read_values(path: epath.Path) -> Mapping[str, Value]:
   try:
     document = read_json(path)
     if document["version"] != _TRAINED_WITH_VERSION:

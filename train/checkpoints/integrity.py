@@ -65,8 +65,8 @@ def read_integrity(directory: epath.Path) -> Integrity:
   """
   path = directory / INTEGRITY
   try:
-    text = _text_of(path)
-    if _text_of(directory / COMMITTED) == _sha256(text):
+    text = _read_text(path)
+    if _read_text(directory / COMMITTED) == _sha256(text):
       return _parse(parse_json(text))
     reason = "not what the marker vouches for"
   except (*MALFORMED, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -74,7 +74,7 @@ def read_integrity(directory: epath.Path) -> Integrity:
   raise AnystepError(ExitCode.DATA, "checkpoint_integrity", path=path, got=reason, fix=_FIX)
 
 
-def _text_of(path: epath.Path) -> str:
+def _read_text(path: epath.Path) -> str:
   return read_file(path, limit_bytes=MAX_JSON_BYTES).decode()
 
 
@@ -100,10 +100,10 @@ def check_files(directory: epath.Path, integrity: Integrity) -> None:
   """
   for name, noted in integrity.files.items():
     path = directory / name
-    found = fingerprint(path, algorithm=integrity.algorithm)
-    if noted != found:
+    current = fingerprint(path, algorithm=integrity.algorithm)
+    if noted != current:
       raise AnystepError(
-        ExitCode.DATA, "checkpoint_file", path=path, expected=dict(noted), got=found, fix=_FIX
+        ExitCode.DATA, "checkpoint_file", path=path, expected=dict(noted), got=current, fix=_FIX
       )
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import hashlib
 import inspect
+import itertools
 import math
 import re
 import sys
@@ -49,17 +50,20 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
   @classmethod
   def of(
-    cls, made: optax.GradientTransformationExtraArgs, made_by: Callable, arguments: Mapping[str, Any]
+    cls,
+    transformation: optax.GradientTransformationExtraArgs,
+    made_by: Callable,
+    arguments: Mapping[str, Any],
   ) -> Transformation:
-    """The same transformation."""
-    transformation = cls(*made)
-    transformation.made_by, transformation.arguments = _name(made_by), arguments
-    return transformation
+    """Return the transformation, with the name and arguments of the function that made it."""
+    named = cls(*transformation)
+    named.made_by, named.arguments = _qualified_name(made_by), arguments
+    return named
 
 
-def made_of(function: Callable, made_by: Callable, arguments: Mapping[str, Any]) -> Callable:
+def record_maker(function: Callable, made_by: Callable, arguments: Mapping[str, Any]) -> Callable:
   """Return a function, with the name and arguments of the function that made it as its attributes."""
-  function.made_by, function.arguments = _name(made_by), arguments  # type: ignore[attr-defined]
+  function.made_by, function.arguments = _qualified_name(made_by), arguments  # type: ignore[attr-defined]
   return function
 
 
@@ -93,13 +97,13 @@ class _Walk:
     """Record a value, or the values inside it."""
     if path in self._leave_out:
       return
-    plain, known = _plain(value)
-    if known:
+    plain, is_plain = _to_plain(value)
+    if is_plain:
       self._note(path, plain)
     elif id(value) in above:
       self._note(path, "itself")
     else:
-      name, parts = _parts(value)
+      name, parts = _take_apart(value)
       if name is not None:
         self._note(path, name)
       for part, inner in parts:
@@ -112,95 +116,97 @@ class _Walk:
     self.values[free] = value
 
 
-def _plain(value: Any) -> tuple[Value, bool]:
+def _to_plain(value: Any) -> tuple[Value, bool]:
   """Return (JSON value, True) for a plain value, (None, False) for one that contains others."""
   if isinstance(value, float) and not math.isfinite(value):
     return str(value), True
   if isinstance(value, enum.Enum):
-    return f"{_name(type(value))}.{value.name}", True
+    return f"{_qualified_name(type(value))}.{value.name}", True
   if value is None or isinstance(value, (bool, int, float, str)):
-    return _short(value), True
+    return _shorten(value), True
   if isinstance(value, np.dtype):
     return value.name, True
   if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-    return _plain(value.item())
+    return _to_plain(value.item())
   if isinstance(value, (np.ndarray, np.generic, jax.Array)):
     array = np.asarray(value)
     content = hashlib.sha256(array.tobytes()).hexdigest()
     return f"{array.dtype} {array.shape} sha256 {content}", True
   if isinstance(value, (bytes, set, frozenset)):
-    return _short(canonical_json(describe(value))), True
+    return _shorten(canonical_json(describe(value))), True
   if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-    items = [_plain(item) for item in value]
-    if all(known for _, known in items):
+    items = [_to_plain(item) for item in value]
+    if all(is_plain for _, is_plain in items):
       return [item for item, _ in items], True
   return None, False
 
 
-def _parts(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
+def _take_apart(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
   """Return the name of a value's kind, and the values inside it as (rest of the path, value)."""
   if hasattr(value, "made_by") and hasattr(value, "arguments"):
-    return value.made_by, _members(value.arguments)
+    return value.made_by, _list_members(value.arguments)
   if isinstance(value, optax.GradientTransformation):
-    return None, _of_transformation(value)
+    return None, _take_apart_transformation(value)
   if isinstance(value, Mapping):
-    return None, _members({str(key): item for key, item in value.items()})
+    return None, _list_members({str(key): item for key, item in value.items()})
   if hasattr(value, "_fields"):
-    return _name(type(value)), _members(value._asdict())
+    return _qualified_name(type(value)), _list_members(value._asdict())
   if isinstance(value, (list, tuple)):
-    return None, ((f"[{place}]", item) for place, item in enumerate(value))
+    return None, ((f"[{index}]", item) for index, item in enumerate(value))
   if isinstance(value, partial):
     parts = {"args": value.args, **{f"args.{name}": item for name, item in value.keywords.items()}}
-    name, inner = _parts(value.func)
-    return name, _chain(_members({name: item for name, item in parts.items() if item != ()}), inner)
+    name, inner = _take_apart(value.func)
+    return name, itertools.chain(
+      _list_members({name: item for name, item in parts.items() if item != ()}), inner
+    )
   if isinstance(value, types.MethodType):
-    return _name(value.__func__), _members({"self": value.__self__})
+    return _qualified_name(value.__func__), _list_members({"self": value.__self__})
   if callable(value) and isinstance(inspect.unwrap(value), types.FunctionType):
-    return _of_function(value)
+    return _take_apart_function(value)
   if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, np.ufunc)):
-    return _name(value), iter(())
+    return _qualified_name(value), iter(())
   if dataclasses.is_dataclass(value):
     left_out = _OF_MODULES if isinstance(value, nn.Module) else ()
     fields = [field.name for field in dataclasses.fields(value) if field.name not in left_out]
-    return _class_name(type(value)), _members({name: getattr(value, name) for name in fields})
+    return _class_name(type(value)), _list_members({name: getattr(value, name) for name in fields})
   if hasattr(value, "__dict__"):
-    return _class_name(type(value)), _members(vars(value))
-  return _short(_ADDRESS.sub("", repr(value))), iter(())
+    return _class_name(type(value)), _list_members(vars(value))
+  return _shorten(_ADDRESS.sub("", repr(value))), iter(())
 
 
-def _of_transformation(value: optax.GradientTransformation) -> Iterator[tuple[str, Any]]:
+def _take_apart_transformation(value: optax.GradientTransformation) -> Iterator[tuple[str, Any]]:
   """Yield both functions under one name, since most capture the same values."""
   for function in (value.update, value.init):
     yield "", function
 
 
-def _of_function(function: Callable) -> tuple[str | None, Iterator[tuple[str, Any]]]:
+def _take_apart_function(function: Callable) -> tuple[str | None, Iterator[tuple[str, Any]]]:
   """Return a function's name and captured values; for a user's own also defaults and source."""
   inner = inspect.unwrap(function)
   captured = inspect.getclosurevars(inner).nonlocals if inner.__closure__ else {}
   if inner is optax.init_empty_state:
     return None, iter(())
-  if _name(inner) == "optax.with_extra_args_support.<locals>.update":
+  if _qualified_name(inner) == "optax.with_extra_args_support.<locals>.update":
     # optax wraps transformations without further arguments; the wrapper itself has no meaning.
-    return None, _of_transformation(captured["tx"])
-  name = _name(inner)
+    return None, _take_apart_transformation(captured["tx"])
+  name = _qualified_name(inner)
   for half in ("init", "update"):
     # One optax function makes both functions of a transformation, and its name is recorded.
     name = name.removesuffix(f".<locals>.{half}_fn").removesuffix(f".<locals>.{half}")
-  parts = {_shared(variable): item for variable, item in captured.items()}
-  bound = _bound_by_gin(function)
-  if not _of_library(inner):
+  parts = {_join_names(variable): item for variable, item in captured.items()}
+  bound = _find_gin_bindings(function)
+  if not _is_of_library(inner):
     parts |= {"defaults": [inner.__defaults__, inner.__kwdefaults__]}
     name += f" {_source_hash(inner)}"
-  return name, _chain(_members(parts), _members(bound))
+  return name, itertools.chain(_list_members(parts), _list_members(bound))
 
 
-def _shared(variable: str) -> str:
+def _join_names(variable: str) -> str:
   """Return one name for a value that a transformation's two functions captured under two names."""
   return variable.removeprefix("init_").removeprefix("update_")
 
 
-def _bound_by_gin(function: Callable) -> dict[str, Any]:
+def _find_gin_bindings(function: Callable) -> dict[str, Any]:
   """Return the arguments that gin will bind when the function is called."""
   gin = sys.modules.get("gin")
   if gin is None:
@@ -211,17 +217,12 @@ def _bound_by_gin(function: Callable) -> dict[str, Any]:
     return {}
 
 
-def _members(members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _list_members(members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
   return ((f".{name}", item) for name, item in sorted(members.items()))
 
 
-def _chain(*parts: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-  for members in parts:
-    yield from members
-
-
 def _class_name(kind: type) -> str:
-  return _name(kind) if _of_library(kind) else f"{_name(kind)} {_source_hash(kind)}"
+  return _qualified_name(kind) if _is_of_library(kind) else f"{_qualified_name(kind)} {_source_hash(kind)}"
 
 
 def _source_hash(value: Any) -> str:
@@ -229,20 +230,20 @@ def _source_hash(value: Any) -> str:
   return f"source {hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def _of_library(value: Any) -> bool:
+def _is_of_library(value: Any) -> bool:
   return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES
 
 
-def _name(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
   """Return a qualified name; for libraries without the module, which may move between versions."""
   name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
   module = getattr(value, "__module__", None) or ""
-  if _of_library(value) and not module.startswith("anystep."):
+  if _is_of_library(value) and not module.startswith("anystep."):
     module = module.partition(".")[0]
   return f"{lasting_name(module)}.{name}" if module else name
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
   """Return a short text unchanged, and the hash of a long one."""
   if isinstance(value, str) and len(value) > _LONGEST_TEXT:
     return f"sha256 {hashlib.sha256(value.encode()).hexdigest()}"

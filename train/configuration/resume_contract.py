@@ -98,7 +98,7 @@ def _invalid(path: object, error: Exception) -> AnystepError:
   return make_file_error("accepted_change_invalid", error, path=path, fix=fix)
 
 
-def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
+def find_run_change(step: int, run: str | None, now: str | None) -> list[Change]:
   """Return the change of a checkpoint's run, if it is another run's; a checkpoint without a name passes.
 
   Args:
@@ -111,7 +111,7 @@ def run_change(step: int, run: str | None, now: str | None) -> list[Change]:
   return [Change(name=f"{checkpoint_name(step)}/run", was=[run], now=[now] if now else [], step=step)]
 
 
-def value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value]) -> list[Change]:
+def find_value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Value]) -> list[Change]:
   """Return the values that differ, or that only one side has."""
   changes = []
   for name in sorted(was.keys() | now.keys()):
@@ -142,7 +142,7 @@ class AcceptedChanges:
     Raises:
       AnystepError: 65 `accepted_change_invalid`.
     """
-    before = [Change.read(path) for _, path in _files(model_dir)]
+    before = [Change.read(path) for _, path in _list_files(model_dir)]
     return cls(model_dir=model_dir, before=before, names=names)
 
   def require(self, changes: Sequence[Change], *, kind: str, expected: str, fix: str) -> list[Change]:
@@ -165,13 +165,13 @@ class AcceptedChanges:
       )
     return new
 
-  def check_names(self, known: Collection[str]) -> None:
+  def check_names(self, value_names: Collection[str]) -> None:
     """Refuse a name that no value has, now or before.
 
     Raises:
       AnystepError: 64 `accept_change`.
     """
-    names = {*known, *(change.name for change in self.before)}
+    names = {*value_names, *(change.name for change in self.before)}
     for name in self.names:
       directory, _, value = name.partition("/")
       if name not in names and not (value == "run" and checkpoint_step(directory) is not None):
@@ -187,14 +187,14 @@ class AcceptedChanges:
 
 def record_accepted(model_dir: epath.PathLike, changes: Sequence[Change]) -> None:
   """Write changes to a directory, with the next numbers; they need not be accepted again."""
-  numbers = [number for number, _ in _files(model_dir)]
+  numbers = [number for number, _ in _list_files(model_dir)]
   directory = epath.Path(model_dir) / ACCEPTED_CHANGES
   for number, change in enumerate(changes, start=max(numbers, default=-1) + 1):
     directory.mkdir(parents=True, exist_ok=True)
     storage.put(directory / f"{number:04d}.json", change.to_json().encode())
 
 
-def _files(model_dir: epath.PathLike) -> list[tuple[int, epath.Path]]:
+def _list_files(model_dir: epath.PathLike) -> list[tuple[int, epath.Path]]:
   directory = epath.Path(model_dir) / ACCEPTED_CHANGES
   if not directory.is_dir():
     return []

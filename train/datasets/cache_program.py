@@ -152,7 +152,7 @@ class MissingSplit:
   modules: tuple[str, ...]
 
 
-def root_without(roots: Sequence[str], task: str, split: str) -> str | None:
+def find_root_without(roots: Sequence[str], task: str, split: str) -> str | None:
   """Return the root that lacks a split's cache; None where some root has it.
 
   Raises:
@@ -167,7 +167,7 @@ def root_without(roots: Sequence[str], task: str, split: str) -> str | None:
   return roots[0]
 
 
-def commands_for(missing: Iterable[MissingSplit], *, index_only: bool = False) -> list[CacheCommand]:
+def make_commands(missing: Iterable[MissingSplit], *, index_only: bool = False) -> list[CacheCommand]:
   """Return the fewest command lines that make these splits' caches, and no others."""
   splits: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
   for entry in missing:

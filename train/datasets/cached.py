@@ -125,12 +125,12 @@ class Dataset:
         "run with the configuration and cache that training started with, or in another MODEL_DIR; or change"
         " the data from a later step on with anystep-data plan change, and name its output as DATA_PLAN"
       )
-      check_same({**_past(before, 1), "tombstones": []}, _past(self.start_plan(), 1), fix)
+      check_same({**_describe_past(before, 1), "tombstones": []}, _describe_past(self.start_plan(), 1), fix)
       return PlannedOrder(self, before)
     plan = self._configured_plan()
     fix = "change the plan from a step on that is not yet trained, or train in another MODEL_DIR"
-    check_same(_past(before, step), _past(plan, step), fix)
-    return PlannedOrder(self, _with_known_transforms(plan, before, fix))
+    check_same(_describe_past(before, step), _describe_past(plan, step), fix)
+    return PlannedOrder(self, _keep_known_transforms(plan, before, fix))
 
   def _configured_plan(self) -> Plan:
     """Return the plan of DATA_PLAN, which must agree with the configuration; without one, that of a start."""
@@ -138,7 +138,9 @@ class Dataset:
     if self.config.plan is None:
       return started
     plan = Plan.read(self.config.plan, fix="make it with anystep-data plan, or leave DATA_PLAN out")
-    check_same(_terms(started), _terms(plan), "change the configuration or DATA_PLAN: they disagree")
+    check_same(
+      _list_terms(started), _list_terms(plan), "change the configuration or DATA_PLAN: they disagree"
+    )
     return plan
 
 
@@ -159,7 +161,9 @@ class PlannedOrder:
     plan = self.state.on_caches(dataset.cached.caches, dataset.cached.readers)
     planned = PlannedDataset(dataset, plan, converter)
     if self.state.unknown_transforms:
-      print(_unknown_transforms_text(self.state.unknown_transforms, plan.unknown_transforms), file=sys.stderr)
+      print(
+        _format_unknown_transforms(self.state.unknown_transforms, plan.unknown_transforms), file=sys.stderr
+      )
     with planned.open_stream([0]) as stream:
       stream.batch(0)
     return planned
@@ -246,25 +250,25 @@ def _open_cache(task: seqio.Task, roots: Sequence[str], config: DatasetConfig) -
   return cache
 
 
-def _terms(plan: Plan) -> dict[str, object]:
+def _list_terms(plan: Plan) -> dict[str, object]:
   """Return what a plan and a configuration both say and no change of a plan changes."""
   names = ("split", "seed", "num_epochs", "feature_lengths", "epoch_policy", "packing", "rate_unit")
   return {name: getattr(plan, name) for name in names}
 
 
-def _past(plan: Plan, step: int) -> dict[str, object]:
+def _describe_past(plan: Plan, step: int) -> dict[str, object]:
   """Return what decided the batches before a step."""
   segments = [s for s in plan.segments if s.start_step < step]
   names = sorted({name for segment in segments for name in segment.tasks})
   return {
-    **_terms(plan),
+    **_list_terms(plan),
     "tasks": {name: without_transforms(dataclasses.asdict(plan.tasks[name])) for name in names},
     "segments": [{**dataclasses.asdict(segment), "reason": None} for segment in segments],
     "tombstones": [dataclasses.asdict(entry) for entry in plan.tombstones if entry.start_step < step],
   }
 
 
-def _unknown_transforms_text(names: Sequence[str], still: Sequence[str]) -> str:
+def _format_unknown_transforms(names: Sequence[str], still: Sequence[str]) -> str:
   """Return a line about a plan that does not know some tasks' transforms, and never can those in `still`."""
   text = f"the plan does not say what examples of {', '.join(names)} go through after the cache: "
   if still:
@@ -272,7 +276,7 @@ def _unknown_transforms_text(names: Sequence[str], still: Sequence[str]) -> str:
   return text + "what they do now is taken for it, and recorded from now on"
 
 
-def _with_known_transforms(plan: Plan, before: Plan, fix: str) -> Plan:
+def _keep_known_transforms(plan: Plan, before: Plan, fix: str) -> Plan:
   """Return a plan with the transforms that it does not know and the plan before it does.
 
   Raises:
@@ -280,9 +284,9 @@ def _with_known_transforms(plan: Plan, before: Plan, fix: str) -> Plan:
   """
   tasks = dict(plan.tasks)
   for name in plan.tasks.keys() & before.tasks.keys():
-    known, now = before.tasks[name].transforms, plan.tasks[name].transforms
-    if known is not None:
+    recorded, now = before.tasks[name].transforms, plan.tasks[name].transforms
+    if recorded is not None:
       field = f"tasks.{name}.transforms"
-      check_same({field: known}, {field: now or known}, fix)
-      tasks[name] = dataclasses.replace(tasks[name], transforms=known)
+      check_same({field: recorded}, {field: now or recorded}, fix)
+      tasks[name] = dataclasses.replace(tasks[name], transforms=recorded)
   return dataclasses.replace(plan, tasks=tasks)

@@ -117,17 +117,17 @@ def record_state(model_dir: epath.PathLike, state: DataState, step: int) -> None
   """
   directory = epath.Path(model_dir)
   directory.mkdir(parents=True, exist_ok=True)
-  content, own = state.to_json().encode(), file_name(state)
+  content, new_name = state.to_json().encode(), file_name(state)
   for name in DATA_FILES:
     path = directory / name
-    before = _content(path)
+    before = _read_content(path)
     # A damaged file is different too.
-    if before is not None and (name != own or before != content):
+    if before is not None and (name != new_name or before != content):
       path.replace(directory / f"{path.stem}_until_step_{step}.json")
-  storage.put(directory / own, content)
+  storage.put(directory / new_name, content)
 
 
-def _content(path: epath.Path) -> bytes | None:
+def _read_content(path: epath.Path) -> bytes | None:
   """Read the bytes of a state's file; None if there is none."""
   try:
     return read_file(path, limit_bytes=MAX_JSON_BYTES)

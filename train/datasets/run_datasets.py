@@ -14,7 +14,7 @@ from anystep.errors import AnystepError, ExitCode, require
 from anystep.tasks.registry.fingerprint import cached_preprocessors
 from anystep.tasks.registry.named_tasks import NamedTasks
 from anystep.tasks.sources import in_place as sources
-from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for, root_without
+from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, find_root_without, make_commands
 from anystep.train.datasets.cached import Dataset
 from anystep.train.datasets.config import DatasetConfig, find_configured, find_configured_tasks
 from anystep.train.datasets.run_data import RunDataset
@@ -37,7 +37,7 @@ def find_datasets(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike
     AnystepError: as `Dataset.open`, `find_configured_tasks` and `CacheCommand.run`.
   """
   refused: dict[str, str] = {}
-  for command in index_commands(configs, model_dir=model_dir):
+  for command in make_index_commands(configs, model_dir=model_dir):
     print(f"describing files where they are: {command}", flush=True)
     try:
       command.run()
@@ -62,7 +62,7 @@ def _find(config: DatasetConfig, index_dir: str, refused: Mapping[str, str]) -> 
   return UncachedDataset(config, named.tasks, find_configured(config), reason)
 
 
-def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
+def make_index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLike) -> list[CacheCommand]:
   """Return the command lines that describe files which are read in place and not described yet.
 
   Raises:
@@ -75,11 +75,11 @@ def index_commands(configs: Sequence[DatasetConfig], *, model_dir: epath.PathLik
       continue
     named = find_configured_tasks(config)
     if _why_not_in_place(named, config) is None and not _describe_in_place(named, config):
-      missing += _missing(named, config, [index_dir])
-  return commands_for(missing, index_only=True)
+      missing += _list_missing(named, config, [index_dir])
+  return make_commands(missing, index_only=True)
 
 
-def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
+def make_cache_commands(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
   """Return the command lines that make the missing caches of configurations.
 
   Raises:
@@ -90,15 +90,15 @@ def missing_caches(configs: Sequence[DatasetConfig]) -> list[CacheCommand]:
     fix = "leave --cache_if_missing out, or set USE_CACHED_TASKS = True"
     require(config.use_cached, "use_cached", expected="True with --cache_if_missing", got=False, fix=fix)
     named = find_configured_tasks(config)
-    missing += _missing(named, config, named.cache_dirs)
-  return commands_for(missing)
+    missing += _list_missing(named, config, named.cache_dirs)
+  return make_commands(missing)
 
 
-def _missing(named: NamedTasks, config: DatasetConfig, roots: Sequence[str]) -> list[MissingSplit]:
+def _list_missing(named: NamedTasks, config: DatasetConfig, roots: Sequence[str]) -> list[MissingSplit]:
   return [
     MissingSplit(task=name, split=config.split, cache_dir=root, modules=config.modules)
     for name, task in named.tasks.items()
-    if config.split in task.splits and (root := root_without(roots, name, config.split)) is not None
+    if config.split in task.splits and (root := find_root_without(roots, name, config.split)) is not None
   ]
 
 
@@ -111,7 +111,7 @@ def _describe_in_place(named: NamedTasks, config: DatasetConfig) -> str | None:
 
 
 def _is_described(root: str, task: str, split: str) -> bool:
-  if root_without([root], task, split) is not None:
+  if find_root_without([root], task, split) is not None:
     return False
   return open_cache(root, task, split).manifest.layout == AS_IS
 

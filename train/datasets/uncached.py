@@ -110,7 +110,7 @@ class UncachedOrder:
     config = self.dataset.config
     data = UncachedData(self.dataset, self.state, converter)
     for batch in data.batches(data.examples(num_epochs=1), 1, drop_remainder=True):
-      converter(batch, config.task_feature_lengths, data.packs(batch)[1])
+      converter(batch, config.task_feature_lengths, data.pack_examples(batch)[1])
       return data
     raise AnystepError(
       ExitCode.NO_INPUT,
@@ -250,7 +250,7 @@ class UncachedData:
         ) from error
       yield from_tensors(tensors)
 
-  def packs(self, batch: Batch) -> tuple[Batch, np.ndarray | None]:
+  def pack_examples(self, batch: Batch) -> tuple[Batch, np.ndarray | None]:
     """Return examples in the order of their rows, and how many each row has; None without packing."""
     if self.state.packing == PackingPolicy.NONE:
       return batch, None
@@ -269,7 +269,7 @@ class UncachedData:
     packed = self.state.packing != PackingPolicy.NONE
     rest: Rows = {}
     for batch in self.batches(examples, _PACKED_EXAMPLES if packed else size, drop_remainder=not packed):
-      ordered, counts = self.packs(batch)
+      ordered, counts = self.pack_examples(batch)
       rows = self.converter(ordered, self.state.feature_lengths, counts)
       if rest:
         rows = {name: np.concatenate([rest[name], values]) for name, values in rows.items()}

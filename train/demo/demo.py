@@ -141,9 +141,9 @@ def _logged_steps(model_dir: Path) -> int:
 
 
 def _failed(command: Sequence[str], status: int) -> AnystepError:
-  known = status in [int(code) for code in ExitCode]
+  is_exit_code = status in [int(code) for code in ExitCode]
   return AnystepError(
-    ExitCode(status) if known else ExitCode.NUMERICS,
+    ExitCode(status) if is_exit_code else ExitCode.NUMERICS,
     "demo_step_failed",
     command=_format_command(command),
     got=f"exit status {status}",
@@ -193,9 +193,9 @@ def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
   from anystep.tasks.vocabularies.decoding import decode_readable
   from anystep.train.datasets.cached import Dataset
   from anystep.train.datasets.run_data import only_task
-  from anystep.train.main import configured
+  from anystep.train.main import configure
 
-  trainer = configured(["anystep-train", *command[1:]])
+  trainer = configure(["anystep-train", *command[1:]])
   dataset = Dataset.open(trainer.train_dataset)
   data = dataset.run_order().open(trainer.model.FEATURE_CONVERTER)
   features = only_task(dataset).output_features

@@ -76,11 +76,11 @@ def loss_plot(
       curves.append(_Curve("killed", "until it was killed", records))
     elif records:
       curves.append(_Curve("resumed", f"resumed from {records[0].step}", records))
-  step_axis = _Axis.over([x for curve in curves for x, _ in curve.points], start=_LEFT, stop=_WIDTH - _RIGHT)
-  loss_axis = _Axis.over([y for curve in curves for _, y in curve.points], start=_HEIGHT - _BOTTOM, stop=_TOP)
+  step_axis = _Axis.fit([x for curve in curves for x, _ in curve.points], start=_LEFT, stop=_WIDTH - _RIGHT)
+  loss_axis = _Axis.fit([y for curve in curves for _, y in curve.points], start=_HEIGHT - _BOTTOM, stop=_TOP)
   # Later starts first: the dashes of the killed one stay visible over the steps that were taken twice.
   drawn = sorted(curves, key=lambda curve: _STYLES.index(curve.style))
-  parts = [_axes(step_axis, loss_axis), *(curve.line(step_axis, loss_axis) for curve in drawn)]
+  parts = [_axes(step_axis, loss_axis), *(curve.draw(step_axis, loss_axis) for curve in drawn)]
   parts += [_legend_row(row, curve) for row, curve in enumerate(curves)]
   return (
     f'<svg role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">'
@@ -97,10 +97,10 @@ class _Curve:
     # A loss that is no number has no place in the plot.
     self.points = [(record.step, record.loss) for record in records if math.isfinite(record.loss)]
 
-  def line(self, step_axis: _Axis, loss_axis: _Axis) -> str:
+  def draw(self, step_axis: _Axis, loss_axis: _Axis) -> str:
     """Return the curve as an SVG element."""
-    places = " ".join(f"{step_axis.place(x):.1f},{loss_axis.place(y):.1f}" for x, y in self.points)
-    return f'<polyline class="curve {self.style}" points="{places}"/>'
+    points = " ".join(f"{step_axis.locate(x):.1f},{loss_axis.locate(y):.1f}" for x, y in self.points)
+    return f'<polyline class="curve {self.style}" points="{points}"/>'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _Axis:
   stop: float
 
   @classmethod
-  def over(cls, values: Sequence[float], *, start: float, stop: float) -> _Axis:
+  def fit(cls, values: Sequence[float], *, start: float, stop: float) -> _Axis:
     """Return an axis that begins and ends at a tick and holds all values."""
     smallest, largest = min(values, default=0), max(values, default=0)
     rough = (largest - smallest) / _NUM_TICKS or 1
@@ -123,11 +123,11 @@ class _Axis:
     first, last = math.floor(smallest / tick_step), math.ceil(largest / tick_step)
     return cls(first * tick_step, max(last, first + 1) * tick_step, tick_step, start, stop)
 
-  def place(self, value: float) -> float:
+  def locate(self, value: float) -> float:
     """Return the pixel of a value."""
     return self.start + (value - self.first) / (self.last - self.first) * (self.stop - self.start)
 
-  def ticks(self) -> list[float]:
+  def list_ticks(self) -> list[float]:
     """Return the values that are written beside the axis."""
     return [
       self.first + k * self.tick_step for k in range(round((self.last - self.first) / self.tick_step) + 1)
@@ -137,13 +137,13 @@ class _Axis:
 def _axes(step_axis: _Axis, loss_axis: _Axis) -> str:
   bottom, left = loss_axis.start, step_axis.start
   parts = [f'<path class="axis" d="M{left},{loss_axis.stop}V{bottom}H{step_axis.stop}"/>']
-  for value in step_axis.ticks():
+  for value in step_axis.list_ticks():
     parts.append(
-      f'<text x="{step_axis.place(value):.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>'
+      f'<text x="{step_axis.locate(value):.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>'
     )
-  for value in loss_axis.ticks():
+  for value in loss_axis.list_ticks():
     parts.append(
-      f'<text x="{left - 6}" y="{loss_axis.place(value) + 4:.1f}" text-anchor="end">{value:g}</text>'
+      f'<text x="{left - 6}" y="{loss_axis.locate(value) + 4:.1f}" text-anchor="end">{value:g}</text>'
     )
   middle, center = (left + step_axis.stop) / 2, (bottom + loss_axis.stop) / 2
   parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">step</text>')

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from anystep.train.configuration.built_values import made_of
+from anystep.train.configuration.built_values import record_maker
 
 
 def learning_rate_schedule(
@@ -96,4 +96,4 @@ def learning_rate_schedule(
       rate *= known[name](t)
     return jnp.maximum(rate, min_learning_rate)
 
-  return made_of(schedule, learning_rate_schedule, arguments)
+  return record_maker(schedule, learning_rate_schedule, arguments)

@@ -31,9 +31,9 @@ from anystep.train.configuration.built_values import Value, built_values
 from anystep.train.configuration.resume_contract import (
   AcceptedChanges,
   Change,
+  find_run_change,
+  find_value_changes,
   record_accepted,
-  run_change,
-  value_changes,
 )
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.run_data import RunData, RunDataset, only_task
@@ -186,7 +186,7 @@ class Trainer:
     if checkpoint is None or was is None:
       return []
     return accepted.require(
-      value_changes(checkpoint.step, was, now),
+      find_value_changes(checkpoint.step, was, now),
       kind="resume_contract",
       expected=f"what checkpoint_{checkpoint.step} was trained with",
       fix="set them as they were, or train in another MODEL_DIR",
@@ -327,7 +327,7 @@ def _accept_run(
     )
     return []
   changes = accepted.require(
-    run_change(checkpoint.step, checkpoint.run, run),
+    find_run_change(checkpoint.step, checkpoint.run, run),
     kind="checkpoint_run",
     expected=f"a checkpoint of this directory's run, {run or 'which no run.json names'}",
     fix="where it was copied here, move it away; where run.json is lost, put it back",

@@ -174,7 +174,7 @@ def test_what_holds_itself_ends():
 def test_a_configuration_has_equal_values_in_every_process(command):
   program = (
     "import sys, json; from anystep.train import main;"
-    "print(json.dumps(main.configured(sys.argv).deciding_values))"
+    "print(json.dumps(main.configure(sys.argv).deciding_values))"
   )
   done = subprocess.run(
     [sys.executable, "-c", program, *command()[1:]],
@@ -183,7 +183,7 @@ def test_a_configuration_has_equal_values_in_every_process(command):
     env=ENVIRONMENT | {"PYTHONHASHSEED": "1", "JAX_PLATFORMS": os.environ["JAX_PLATFORMS"]},
     check=True,
   )
-  values = main.configured(command()).deciding_values
+  values = main.configure(command()).deciding_values
   assert json.loads(done.stdout.splitlines()[-1]) == values
   assert values["model.module"] == "anystep.train.network.Transformer"
   assert values["model.module.config.dropout_rate"] == 0.1

@@ -12,8 +12,8 @@ from anystep.train.checkpoints.checkpoints import find_checkpoint
 from anystep.train.configuration.resume_contract import (
   AcceptedChanges,
   Change,
+  find_value_changes,
   record_accepted,
-  value_changes,
 )
 from anystep.train.demo.run_comparison import compare_runs
 from anystep.train.runs.trainer import PreparedRun
@@ -137,7 +137,7 @@ def test_a_name_that_nothing_has_is_refused(stopped, command):
 
 
 def test_values_that_only_one_side_has_are_changes():
-  first, second = value_changes(3, {"a": 1, "b": None, "c": [1]}, {"b": None, "c": [1], "d": "x"})
+  first, second = find_value_changes(3, {"a": 1, "b": None, "c": [1]}, {"b": None, "c": [1], "d": "x"})
   assert str(first) == "a: 1 → absent"
   assert str(second) == 'd: absent → "x"'
   for change in (first, second):

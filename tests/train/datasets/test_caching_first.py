@@ -27,7 +27,7 @@ from anystep.records.writing import serialize_example
 from anystep.streams.stream import Stream
 from anystep.train import main
 from anystep.train.datasets import cache_program
-from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, commands_for
+from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, make_commands
 from anystep.train.demo.run_comparison import compare_runs
 from anystep.train.runs.step_log import read_step_log
 from anystep.train.runs.trainer import PreparedRun
@@ -341,7 +341,7 @@ def test_an_answer_that_is_no_dry_run_is_refused(text, monkeypatch):
 def test_commands_name_each_split_that_is_missing_once_and_no_other():
   missing = [("a", "train", "x"), ("b.c", "train", "x"), ("a", "validation", "x"), ("d", "train", "y")]
   missing += missing[:1]
-  commands = commands_for(
+  commands = make_commands(
     MissingSplit(task=task, split=split, cache_dir=root, modules=("m",)) for task, split, root in missing
   )
   assert list(map(str, commands)) == [
