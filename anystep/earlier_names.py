@@ -78,6 +78,11 @@ def lasting_name(module: str) -> str:
   return _EARLIER.get(module, module)
 
 
+def list_earlier_names() -> list[str]:
+  """Return the names that modules had in version 0.1 and can still be imported by."""
+  return list(_CURRENT)
+
+
 def make_importable() -> None:
   """Let `import` find modules by their earlier names too, unless another module has such a name."""
   sys.meta_path.append(_Finder())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,9 +15,11 @@ from anystep.cache_job.planning.selection import select_tasks
 from anystep.cache_job.runners.arguments import split_arguments
 from anystep.cache_job.state.failures import report_full_disks
 from anystep.errors import AnystepError, ExitCode
+from anystep.files import storage
 from anystep.files.json_files import canonical_json, parse_json
 from anystep.limits import are_feature_lengths
 from anystep.programs.command_line import parse_flags, run_program
+from anystep.programs.module_names import check_modules
 from anystep.tasks.registry.moved_functions import MODULE, accept_moved_functions
 
 _DEFAULT_PIPELINE_OPTIONS = ("--runner=DirectRunner",)
@@ -211,13 +214,13 @@ def main(argv: Sequence[str]) -> int:
     accept_moved_functions()
   if values.format == "json":
     return _print_document(values, beam_arguments)
+  options = _make_options(values, beam_arguments)
+  selected = _select(values)
   _import_job()
   from anystep.cache_job.job import build_job_graph, cache_tasks
   from anystep.cache_job.planning.dry_run import forecast_work
   from anystep.cache_job.planning.task_work import plan_work
 
-  options = _make_options(values, beam_arguments)
-  selected = _select(values)
   if values.dry_run:
     works = plan_work(selected, options)
     lines = [line for work in works for line in forecast_work(work).lines()]
@@ -240,12 +243,13 @@ def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> 
     )
   # What the tasks' modules print would spoil the document.
   with contextlib.redirect_stdout(sys.stderr):
+    options = _make_options(values, beam_arguments)
+    selected = _select(values)
     _import_job()
     from anystep.cache_job.job import build_job_graph
     from anystep.cache_job.planning.dry_run import first_refusal, forecast_tasks, make_document
 
-    options = _make_options(values, beam_arguments)
-    forecasts = forecast_tasks(_select(values), options)
+    forecasts = forecast_tasks(selected, options)
     refusal = first_refusal(forecasts)
     graph = None
     if refusal is None and _names_runner(options):
@@ -256,21 +260,29 @@ def _print_document(values: flags.FlagValues, beam_arguments: Sequence[str]) -> 
   return 0
 
 
-def _import_job() -> None:
-  """Import TensorFlow, SeqIO and Beam without their remarks."""
-  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
+def _select(values: flags.FlagValues) -> list[str]:
+  """Return the names of the selected tasks, after importing TensorFlow, SeqIO and the tasks' modules."""
+  if not storage.is_remote(values.output_cache_dir):
+    # A file in the directory's place is found here.
+    with contextlib.suppress(FileNotFoundError):
+      os.stat(os.path.join(values.output_cache_dir, ""))
+  check_modules(values.module_import)
+  from anystep.tasks.startup import imports_without_collections, start_tensorflow
 
   with imports_without_collections():
     start_tensorflow()
-    with quiet_stderr():
-      importlib.import_module("anystep.cache_job.job")
+    from anystep.tasks.registry.modules import import_modules
 
-
-def _select(values: flags.FlagValues) -> list[str]:
-  from anystep.tasks.registry.modules import import_modules
-
-  import_modules(values.module_import)
+    import_modules(values.module_import)
   return select_tasks(values.tasks, values.excluded_tasks)
+
+
+def _import_job() -> None:
+  """Import Beam without its remarks."""
+  from anystep.tasks.startup import imports_without_collections, quiet_stderr
+
+  with imports_without_collections(), quiet_stderr():
+    importlib.import_module("anystep.cache_job.job")
 
 
 def _names_runner(options: CacheOptions) -> bool:
@@ -331,3 +343,7 @@ def _parse_lengths(text: str | None) -> dict[str, int] | None:
 def run() -> None:
   """Run the console program."""
   run_program(lambda: main(sys.argv))
+
+
+if __name__ == "__main__":
+  run()

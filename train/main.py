@@ -11,6 +11,8 @@ from absl import flags
 from anystep.errors import AnystepError, ExitCode
 from anystep.programs.command_line import parse_flags, run_program
 from anystep.tasks.registry.moved_functions import MODULE, accept_moved_functions
+from anystep.train.configuration.gin_files import GinFiles
+from anystep.train.runs.early_checks import check_early
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.termination import Termination
 
@@ -68,19 +70,16 @@ def prepare(argv: Sequence[str]) -> PreparedRun:
 def configure(argv: Sequence[str]) -> Trainer:
   """Return the trainer that the command line configures; its data is not read."""
   values, bindings = _parse(argv)
-  from anystep.tasks.registry.modules import prefer_current_directory
-  from anystep.tasks.startup import start_tensorflow
+  files = GinFiles.read(values.gin_file, bindings, search_paths=values.gin_search_paths)
+  check_early(files, makes_missing_caches=values.cache_if_missing, locks=not values.dry_run)
+  from anystep.tasks.startup import imports_without_collections, start_tensorflow
 
-  start_tensorflow()
-  # Gin files import the user's own modules.
-  prefer_current_directory()
+  with imports_without_collections():
+    start_tensorflow()
+    from anystep.train.configuration.configuration import build, load_configuration
+    from anystep.train.runs.trainer import Trainer
 
-  from anystep.train.configuration.configuration import build, load_configuration
-
-  load_configuration(values.gin_file, bindings, search_paths=values.gin_search_paths)
-
-  from anystep.train.runs.trainer import Trainer
-
+    load_configuration(files)
   return build(Trainer)
 
 
@@ -167,3 +166,7 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
 def run() -> None:
   """Run the console program."""
   run_program(lambda: main(sys.argv))
+
+
+if __name__ == "__main__":
+  run()

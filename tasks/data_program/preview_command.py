@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anystep.order.packing import PackingPolicy
+from anystep.programs.module_names import check_modules
 from anystep.tasks.data_program.arguments import (
   add_command,
   add_model_flag,
@@ -116,6 +117,7 @@ def _find_registered(names: Sequence[str], modules: Sequence[str], split: str) -
   from anystep.tasks.registry.modules import import_modules
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
+  check_modules(modules)
   start_tensorflow()
   with quiet_stderr():
     from anystep.tasks.registry.named_tasks import find_all_tasks

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anystep.caches.cache import Cache
 from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.programs.module_names import check_modules, fix_of_missing
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -18,7 +18,8 @@ def import_modules(names: Iterable[str]) -> None:
   Raises:
     AnystepError: 78 `module_import`, with the error of the import.
   """
-  prefer_current_directory()
+  names = list(names)
+  check_modules(names)
   if "seqio" in sys.modules:
     from anystep.tasks.vocabularies.files import watch_models
 
@@ -41,11 +42,9 @@ def import_modules(names: Iterable[str]) -> None:
 
 def _choose_fix(name: str, error: Exception) -> str:
   """Return what to do about a module that cannot be imported: another name or place, or a change in it."""
-  if name.endswith(".py"):
-    return f"name the module without .py: {name.removesuffix('.py').replace(os.sep, '.')}"
   missing = error.name if isinstance(error, ModuleNotFoundError) else None
-  if missing and f"{name}.".startswith(f"{missing}."):
-    return "correct the module's name, or run in the directory that it is in"
+  if name.endswith(".py") or (missing and f"{name}.".startswith(f"{missing}.")):
+    return fix_of_missing(name)
   return "mend the module: it was found, but its import failed"
 
 
@@ -62,6 +61,7 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
     AnystepError: 78 `module_import`; 64 `task_unknown` for a task that they do not register; 76
       `task_changed` for one that has changed since it was cached.
   """
+  check_modules(modules)
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
   start_tensorflow()
@@ -80,10 +80,3 @@ def registered_tasks(modules: Sequence[str], caches: Iterable[Cache]) -> dict[st
     check_reader(task, cache.manifest, cache=cache)
     tasks[task.name] = task
   return tasks
-
-
-def prefer_current_directory() -> None:
-  """Make Python look for modules in the current directory first."""
-  here = os.getcwd()
-  if sys.path[:1] != [here]:
-    sys.path.insert(0, here)

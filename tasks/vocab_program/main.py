@@ -21,6 +21,7 @@ from anystep.files import storage
 from anystep.files.input_files import read_file
 from anystep.limits import MAX_COUNT
 from anystep.programs.command_line import run_program
+from anystep.programs.module_names import check_modules
 from anystep.programs.progress import Progress, format_duration
 from anystep.tasks.data_program.arguments import Parser, check_output
 from anystep.tasks.registry.modules import import_modules
@@ -171,6 +172,7 @@ def _show_training(options: TrainingOptions) -> Iterator[None]:
 
 
 def _read_task_texts(arguments: argparse.Namespace) -> Iterator[list[str]]:
+  check_modules(arguments.module_import)
   from anystep.tasks.startup import quiet_stderr, start_tensorflow
 
   start_tensorflow()

@@ -3,81 +3,54 @@
 from __future__ import annotations
 
 import difflib
-import importlib.resources
-import io
+import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import types
 from typing import Any
 
 import gin
 from etils import epath
 
-from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.input_files import read_file
+from anystep.train.configuration.gin_files import (
+  GinFiles,
+  gin_binding_error,
+  gin_file_error,
+  gin_value_error,
+  list_search_paths,
+  open_gin_file,
+)
 
-_MACRO = "gin.macro"
-_MAX_GIN_BYTES = 1 << 24
+_MAX_CONFIG_BYTES = 1 << 24
+# Texts of gin's errors about names that are not there.
+_UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
+_UNKNOWN_ATTRIBUTE = re.compile(r"<module '([^']*)'[^>]*> has no attribute ([\w]+)")
+_UNKNOWN_CONFIGURABLE = re.compile(r"No configurable matching '([^']*)'")
 
 
-def load_configuration(
-  gin_files: Sequence[str], bindings: Mapping[str, str], *, search_paths: Sequence[str] = ()
-) -> None:
-  """Load gin's configuration from files and bindings.
-
-  Args:
-    gin_files: found in the current directory, in search_paths, or beside anystep's own `gin_configs/`;
-      later ones override earlier ones.
-    bindings: `NAME` to value, as gin writes it; they override the files.
-    search_paths: further directories of gin files.
+def load_configuration(files: GinFiles) -> None:
+  """Load gin's configuration from files and bindings, with the modules that they name.
 
   Raises:
-    AnystepError: 78 `gin_file`, `gin_binding`, `gin_unknown_macro`, `gin_required`.
+    AnystepError: 78 `gin_file`, `gin_binding`.
   """
   gin.clear_config()
   # gin would also read paths as packages of the current directory, and fail if one is incomplete.
-  gin.config._FILE_READERS[:] = [(_open_gin_file, lambda path: epath.Path(path).is_file())]
-  for path in [*search_paths, str(Path(str(importlib.resources.files("anystep.gin_configs"))).parent)]:
-    gin.add_config_file_search_path(path)
-  for name in gin_files:
+  gin.config._FILE_READERS[:] = [(open_gin_file, lambda path: epath.Path(path).is_file())]
+  gin.config._LOCATION_PREFIXES[:] = list_search_paths(files.search_paths)
+  for name in files.names:
     try:
       gin.parse_config_file(name)
     except Exception as error:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "gin_file",
-        path=name,
-        got=one_line(error),
-        fix="correct the file, or --gin_file and --gin_search_paths",
-      ) from error
-  macros = {scope for (scope, selector) in gin.config._CONFIG if selector == _MACRO}
-  for name, value in bindings.items():
-    if _is_macro(name) and name not in macros:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "gin_unknown_macro",
-        expected="a name that the gin files define",
-        got=name,
-        nearest=find_nearest(name, macros),
-        fix=f"correct --gin.{name}",
-      )
+      raise gin_file_error(name, error, **_list_names(error)) from error
+  for name, value in files.bindings.items():
     try:
       gin.parse_config(f"{name} = {value}")
     except Exception as error:
-      example = f"--gin.{name}=\"'text'\""
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "gin_binding",
-        got=f"--gin.{name}={value}: {one_line(error)}",
-        fix=f"write the value as Python does; the shell needs quotes around quotes: {example}",
-      ) from error
-  _check_required()
-  _check_used()
-
-
-def _open_gin_file(path: str) -> io.StringIO:
-  return io.StringIO(read_file(path, limit_bytes=_MAX_GIN_BYTES).decode())
+      raise gin_binding_error(name, value, error, **_list_names(error)) from error
 
 
 def build(configurable: type) -> Any:
@@ -91,9 +64,7 @@ def build(configurable: type) -> Any:
   except AnystepError:
     raise
   except Exception as error:
-    raise AnystepError(
-      ExitCode.CONFIG, "gin_value", got=one_line(error), fix="correct the value in the gin file or flag"
-    ) from error
+    raise gin_value_error(error) from error
 
 
 def configuration_text() -> str:
@@ -121,7 +92,7 @@ def record_configuration(model_dir: epath.PathLike) -> None:
 def _read_recorded(path: epath.Path) -> str | None:
   """Return the configuration of the previous start; None if there is none."""
   try:
-    return read_file(path, limit_bytes=_MAX_GIN_BYTES).decode()
+    return read_file(path, limit_bytes=_MAX_CONFIG_BYTES).decode()
   except FileNotFoundError:
     return None
   except (ValueError, IsADirectoryError) as error:
@@ -134,54 +105,34 @@ def _read_recorded(path: epath.Path) -> str | None:
     ) from error
 
 
-def _check_required() -> None:
-  """Refuse a configuration in which a REQUIRED value is missing."""
-  missing = sorted(
-    scope if selector == _MACRO else f"{scope}/{selector}.{parameter}".lstrip("/")
-    for (scope, selector), parameters in gin.config._CONFIG.items()
-    for parameter, value in parameters.items()
-    if any(_is_required(reference) for reference in _references(value))
-  )
-  if missing:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "gin_required",
-      expected=f"values for {', '.join(missing)}",
-      got="none",
-      fix=f"set them in a gin file or as --gin.{missing[0]}=…",
-    )
+def _list_names(error: Exception) -> dict[str, str]:
+  """Return, for an error about a name that is not there, the names that are and those that come near."""
+  text = str(error)
+  if match := _UNKNOWN_PARAMETER.search(text):
+    selector, wrong = match.groups()
+    # Registered under the name that some import gave it.
+    name = selector.rpartition(".")[2]
+    wrapped = next((one for one in gin.config._INVERSE_REGISTRY if one.__name__ == name), None)
+    if wrapped is None:
+      return {}
+    names, kind = list(inspect.signature(wrapped).parameters), "a parameter of"
+  elif match := _UNKNOWN_ATTRIBUTE.search(text):
+    module, wrong = match.groups()
+    names, selector, kind = _list_public(sys.modules[module]), module, "a name of"
+  elif match := _UNKNOWN_CONFIGURABLE.search(text):
+    wrong, selector, kind = match[1], "", "a configurable"
+    # Module and name: bindings on the command line are written so.
+    names = sorted({".".join(full.split(".")[-2:]) for full in gin.config._REGISTRY._selector_map})
+  else:
+    return {}
+  near_names = difflib.get_close_matches(wrong, names, n=1)
+  nearest = {"nearest": near_names[0]} if near_names else {}
+  return {"expected": f"{kind} {selector}".strip() + f": {', '.join(names)}", **nearest}
 
 
-def _check_used() -> None:
-  """Refuse an unused macro whose name resembles a used one; report other unused macros."""
-  references = {
-    str(reference).removeprefix("%")
-    for parameters in gin.config._CONFIG.values()
-    for value in parameters.values()
-    for reference in _references(value)
-    if isinstance(reference, gin.config.ConfigurableReference)
-  }
-  for name in sorted({scope for scope, selector in gin.config._CONFIG if selector == _MACRO} - references):
-    near_names = difflib.get_close_matches(name, references, n=1, cutoff=0.8)
-    if near_names:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "gin_unknown_macro",
-        expected="a name that something uses",
-        got=name,
-        nearest=near_names[0],
-        fix=f"correct {name} in the gin files",
-      )
-    print(f"{name} is set and nothing uses it", file=sys.stderr)
-
-
-def _references(value: Any) -> Iterator[Any]:
-  yield from gin.config._iterate_flattened_values(value)
-
-
-def _is_required(value: Any) -> bool:
-  return isinstance(value, gin.config.ConfigurableReference) and str(value) == "%gin.REQUIRED"
-
-
-def _is_macro(name: str) -> bool:
-  return "." not in name and "/" not in name
+def _list_public(module: types.ModuleType) -> list[str]:
+  """Return a module's public names; without `__all__`, of the classes and functions that it defines."""
+  defined = [
+    name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+  ]
+  return sorted(getattr(module, "__all__", [name for name in defined if not name.startswith("_")]))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -16,7 +16,9 @@ from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.files.names import checkpoint_name, checkpoint_step
 from anystep.limits import MAX_JSON_BYTES, is_count
-from anystep.train.configuration.built_values import Value
+
+if TYPE_CHECKING:
+  from anystep.train.configuration.built_values import Value
 
 ACCEPTED_CHANGES = "accepted_changes"
 _ACCEPTED_NAME = re.compile(r"(\d{4,})\.json\Z")

@@ -24,13 +24,9 @@ from anystep.tasks.reading.cached_tasks import CachedTasks
 from anystep.tasks.registry.fingerprint import provenance_difference
 from anystep.tasks.registry.named_tasks import NamedTasks
 from anystep.tasks.registry.task_caches import open_task_cache
-from anystep.train.datasets.cache_program import CacheCommand
-from anystep.train.datasets.config import (
-  DatasetConfig,
-  check_lengths,
-  find_configured_tasks,
-  find_planned_task,
-)
+from anystep.train.datasets.config import DatasetConfig
+from anystep.train.datasets.configured_caches import complete_fix, read_configured_plan
+from anystep.train.datasets.configured_tasks import check_lengths, find_configured_tasks, find_planned_task
 from anystep.train.datasets.data_state import DataState, check_same, record_state, require_plan
 from anystep.train.datasets.run_data import EvaluationBatch
 
@@ -137,7 +133,7 @@ class Dataset:
     started = self.start_plan()
     if self.config.plan is None:
       return started
-    plan = Plan.read(self.config.plan, fix="make it with anystep-data plan, or leave DATA_PLAN out")
+    plan = read_configured_plan(self.config.plan)
     check_same(
       _list_terms(started), _list_terms(plan), "change the configuration or DATA_PLAN: they disagree"
     )
@@ -233,14 +229,7 @@ def _open_cache(task: seqio.Task, roots: Sequence[str], config: DatasetConfig) -
   try:
     cache = open_task_cache(task, config.split, roots)
   except AnystepError as error:
-    if error.kind == "cache_missing":
-      command = CacheCommand(tasks=(task.name,), cache_dir=roots[0], modules=config.modules)
-      error.fix = f"{command}; or add --cache_if_missing"
-    if error.kind == "cache_of_seqio":
-      command = CacheCommand(tasks=(task.name,), cache_dir="ANOTHER_DIRECTORY", modules=config.modules)
-      error.fix = f"{command}, and set CACHE_DIR to that directory"
-    if error.kind == "split_missing":
-      error.fix += "; where it is the evaluation's, --gin.EVAL_DATASET=None trains without one"
+    complete_fix(error, task.name, roots, config)
     raise
   cache.check_heads()
   origin = provenance_difference(task, cache.manifest)

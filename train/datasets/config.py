@@ -1,18 +1,12 @@
-"""Configuration of a run's data in a gin file, and the registered tasks that it names."""
+"""Configuration of a run's data in a gin file."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import seqio
-
-from anystep.errors import AnystepError, ExitCode, require
 from anystep.limits import MAX_BATCH_ROWS, are_feature_lengths, is_count, is_name
 from anystep.order.packing import PackingPolicy
-from anystep.tasks.registry.mixture_files import is_mixture_text
-from anystep.tasks.registry.modules import import_modules
-from anystep.tasks.registry.named_tasks import NamedTasks, find_named_tasks, find_registered, find_task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,65 +83,3 @@ class DatasetConfig:
     if self.module is None:
       return ()
     return (self.module,) if isinstance(self.module, str) else tuple(self.module)
-
-
-_CACHED_FIX = "set USE_CACHED_TASKS = True, or name a registered mixture in MIXTURE_OR_TASK_NAME"
-_CACHE_DIR_FIX = "set CACHE_DIR, or USE_CACHED_TASKS = False to train straight from the source"
-_NAME_FIX = "correct MIXTURE_OR_TASK_NAME, or name the module that registers it in MIXTURE_OR_TASK_MODULE"
-
-
-def find_configured_tasks(config: DatasetConfig) -> NamedTasks:
-  """Import the modules and return the tasks that a configuration names, with all its cache directories.
-
-  Raises:
-    AnystepError: 78 `module_import`, `cache_dir`, `use_cached`; as `find_named_tasks`.
-  """
-  import_modules(config.modules)
-  name = config.mixture_or_task_name
-  names_caches = is_mixture_text(name)
-  has_roots = names_caches or bool(config.cache_dirs) or not config.use_cached
-  expected = "the root that anystep-cache wrote to"
-  require(has_roots, "cache_dir", expected=expected, got="None", fix=_CACHE_DIR_FIX)
-  named = find_named_tasks(name, config.split, fix=_NAME_FIX)
-  expected = "True, for a mixture of caches"
-  can_be_read = config.use_cached or not names_caches
-  require(can_be_read, "use_cached", expected=expected, got="False", fix=_CACHED_FIX)
-  others = (root for root in config.cache_dirs if root not in named.cache_dirs)
-  return dataclasses.replace(named, cache_dirs=(*named.cache_dirs, *others))
-
-
-def find_configured(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
-  """Return the registered task or mixture that a configuration names.
-
-  Raises:
-    AnystepError: 64 `task_unknown`.
-  """
-  return find_registered(config.mixture_or_task_name, fix=_NAME_FIX)
-
-
-def find_planned_task(name: str) -> seqio.Task:
-  """Return the registered task that a plan names.
-
-  Raises:
-    AnystepError: 64 `task_unknown`.
-  """
-  return find_task(name, fix=_NAME_FIX)
-
-
-def check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:
-  """Refuse lengths that lack a required feature of a task.
-
-  Raises:
-    AnystepError: 78 `feature_length`.
-  """
-  features = [name for name, feature in task.output_features.items() if feature.required and feature.rank]
-  missing = [name for name in features if name not in lengths]
-  if missing:
-    raise AnystepError(
-      ExitCode.CONFIG,
-      "feature_length",
-      task=task.name,
-      expected=f"lengths for {', '.join(features)}",
-      got=dict(lengths),
-      fix=f"add {', '.join(missing)} to TASK_FEATURE_LENGTHS",
-    )

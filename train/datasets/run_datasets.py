@@ -16,7 +16,8 @@ from anystep.tasks.registry.named_tasks import NamedTasks
 from anystep.tasks.sources import in_place as sources
 from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, find_root_without, make_commands
 from anystep.train.datasets.cached import Dataset
-from anystep.train.datasets.config import DatasetConfig, find_configured, find_configured_tasks
+from anystep.train.datasets.config import DatasetConfig
+from anystep.train.datasets.configured_tasks import find_configured, find_configured_tasks
 from anystep.train.datasets.run_data import RunDataset
 from anystep.train.datasets.uncached import UncachedDataset
 

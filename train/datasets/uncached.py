@@ -16,7 +16,8 @@ from anystep.features.ragged import Batch, Ragged, make_padding
 from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
 from anystep.tasks.tensors import from_tensors
-from anystep.train.datasets.config import DatasetConfig, check_lengths
+from anystep.train.datasets.config import DatasetConfig
+from anystep.train.datasets.configured_tasks import check_lengths
 from anystep.train.datasets.data_state import (
   DataState,
   UncachedState,

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from anystep.train.configuration import configuration
+from anystep.train.configuration.gin_files import GinFiles
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.runs.trainer import Trainer
 
@@ -22,7 +23,7 @@ def _parameter_table(model: EncoderDecoderModel) -> str:
 
 @pytest.mark.parametrize("gin_file", _EXAMPLES)
 def test_an_example_configures_what_its_golden_file_says(gin_file, golden):
-  configuration.load_configuration([gin_file], {"MODEL_DIR": "'model'"})
+  configuration.load_configuration(GinFiles.read([gin_file], {"MODEL_DIR": "'model'"}))
   trainer = configuration.build(Trainer)
   text = configuration.configuration_text()
   golden(f"{Path(gin_file).stem}.txt", f"{text}\n{_parameter_table(trainer.model)}")
@@ -34,7 +35,9 @@ def test_a_gin_file_opens_with_what_it_is(path):
 
 
 def test_the_example_trains_a_model_of_one_to_two_million_parameters():
-  configuration.load_configuration(["gin_configs/examples/stdlib_tiny.gin"], {"MODEL_DIR": "'model'"})
+  configuration.load_configuration(
+    GinFiles.read(["gin_configs/examples/stdlib_tiny.gin"], {"MODEL_DIR": "'model'"})
+  )
   table = _parameter_table(configuration.build(Trainer).model)
   total = int(table.rstrip().rpartition(" ")[2].replace(",", ""))
   assert 1_000_000 <= total <= 2_000_000
