@@ -371,7 +371,7 @@ def _get_sequence(
       "feature_missing",
       expected=name,
       got=", ".join(sorted(batch)),
-      fix="choose a task that has the features of this converter, or another converter",
+      fix="train on a task with these output features, or rename its own in a preprocessor",
     )
   if name not in feature_lengths:
     raise AnystepError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ ACCEPTED_CHANGES = "accepted_changes"
 _ACCEPTED_NAME = re.compile(r"(\d{4,})\.json\Z")
 _VERSION = 1
 _ABSENT = "absent"
+_LONGEST_SIDE = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,31 @@ def find_value_changes(step: int, was: Mapping[str, Value], now: Mapping[str, Va
     if sides[0] != sides[1]:
       changes.append(Change(name=name, was=sides[0], now=sides[1], step=step))
   return changes
+
+
+def list_differences(was: Any, now: Any, name: str = "") -> list[str]:
+  """Return the parts in which two JSON values differ, each as `name: was → is`.
+
+  >>> list_differences({"sizes": [8, 2], "seed": 0}, {"sizes": [16, 2], "seed": 0, "rate": 0.5})
+  ['rate: absent → 0.5', 'sizes[0]: 8 → 16']
+  """
+  if isinstance(was, Mapping) and isinstance(now, Mapping):
+    pairs = {
+      f"{name}.{key}".lstrip("."): (was.get(key, _ABSENT), now.get(key, _ABSENT)) for key in {*was, *now}
+    }
+  elif isinstance(was, (list, tuple)) and isinstance(now, (list, tuple)):
+    both = enumerate(itertools.zip_longest(was, now, fillvalue=_ABSENT))
+    pairs = {f"{name}[{index}]": pair for index, pair in both}
+  elif was == now:
+    return []
+  else:
+    return [f"{name}: {_format_side(was)} → {_format_side(now)}"]
+  return [text for part, sides in sorted(pairs.items()) for text in list_differences(*sides, part)]
+
+
+def _format_side(value: Any) -> str:
+  text = value if value == _ABSENT else json.dumps(value, ensure_ascii=False, default=str)
+  return text if len(text) <= _LONGEST_SIDE else f"{text[:_LONGEST_SIDE]}…"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,15 +31,15 @@ def check_caches(config: DatasetConfig, *, makes_missing: bool = False) -> None:
     AnystepError: as `check_cache_options`, `read_mixture` and `open_cache`; 66 `plan_missing`; 65
       `plan_invalid`.
   """
-  check_cache_options(config)
-  if config.plan is not None:
-    read_configured_plan(config.plan)
-  if not config.use_cached:
-    return
   roots, tasks = config.cache_dirs, [config.mixture_or_task_name]
   if is_mixture_text(config.mixture_or_task_name):
     mixture = read_mixture(config.mixture_or_task_name)
     roots, tasks = (*mixture.roots, *roots), list(mixture.rates)
+  check_cache_options(config)
+  if not config.use_cached:
+    return
+  if config.plan is not None:
+    read_configured_plan(config.plan)
   for task in tasks:
     try:
       splits = {split for root in roots for split in read_completed(names.task_directory(root, task))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 
@@ -22,6 +23,7 @@ from anystep.limits import (
 )
 from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import Plan
+from anystep.train.configuration.resume_contract import list_differences
 
 # A run has one of these files; its name says whether the data is exact.
 DATA_FILES = (DATA_PLAN, DATA_UNCACHED)
@@ -138,15 +140,19 @@ def _read_content(path: epath.Path) -> bytes | None:
     raise _invalid(path, error, kind) from error
 
 
-def check_same(before: Mapping[str, object], now: Mapping[str, object], fix: str) -> None:
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> None:
   """Refuse data that differs from what a run began with.
 
   Raises:
-    AnystepError: 76 `resume_contract` with the first field that differs.
+    AnystepError: 76 `resume_contract` with the first field that differs, and all differences.
   """
-  for field, value in before.items():
-    if now[field] != value:
-      raise _resume_error(field, expected=value, got=now[field], fix=fix)
+  fields = [field for field, value in before.items() if now[field] != value]
+  if fields:
+    differences = [text for field in fields for text in list_differences(before[field], now[field], field)]
+    if all(len(document.get("segments", ())) == 1 for document in (before, now)):
+      # Of data that never changed, the only segment needs no name.
+      differences = [text.removeprefix("segments[0].") for text in differences]
+    raise _resume_error(fields[0], expected="what the run began with", got="; ".join(differences), fix=fix)
 
 
 def require_plan(before: DataState) -> Plan:

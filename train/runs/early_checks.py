@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anystep.files import storage
 from anystep.limits import is_name
 from anystep.programs.module_names import check_modules
 from anystep.train.configuration.gin_files import (
@@ -48,7 +49,7 @@ def check_early(files: GinFiles, *, makes_missing_caches: bool, locks: bool) -> 
   if isinstance(model_dir, str) and is_name(model_dir):
     read_run(model_dir)
     AcceptedChanges.read(model_dir)
-    if locks:
+    if locks and not storage.is_remote(model_dir):
       with locked_run(model_dir):
         pass
 

@@ -33,6 +33,7 @@ from anystep.train.configuration.resume_contract import (
   Change,
   find_run_change,
   find_value_changes,
+  list_differences,
   record_accepted,
 )
 from anystep.train.datasets.config import DatasetConfig
@@ -46,6 +47,7 @@ from anystep.train.runs.run_identity import new_run, read_run, write_run
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter
 from anystep.train.runs.termination import Termination, preempted
+from anystep.transforms.identity import describe
 
 # Options of JAX that decide bits of parameters.
 _JAX_OPTIONS = (
@@ -351,8 +353,8 @@ def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
         "vocabulary",
         task=task.name,
         feature=name,
-        expected=vocabulary,
-        got=vocabularies[name],
+        expected="the task's vocabulary",
+        got="; ".join(list_differences(describe(vocabulary), describe(vocabularies[name]))),
         fix="set VOCABULARY to the task's",
       )
     vocab_size = model.module.config.vocab_size

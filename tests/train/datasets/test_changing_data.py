@@ -186,7 +186,7 @@ def test_a_plan_of_another_seed_than_the_configurations_is_refused(changed_plan,
   with pytest.raises(AnystepError) as refused:
     main.prepare(command(**changed_plan, RANDOM_SEED=5))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
-  assert (refused.value.fields["field"], refused.value.fields["expected"]) == ("seed", 5)
+  assert (refused.value.fields["field"], refused.value.fields["got"]) == ("seed", "seed: 5 → 0")
 
 
 def test_a_plan_that_is_not_there_or_is_none_is_refused(command, tmp_path):

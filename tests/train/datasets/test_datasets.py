@@ -77,5 +77,23 @@ def test_a_plan_that_is_named_and_knows_others_than_the_checkpoint_is_refused(ru
   with pytest.raises(AnystepError) as refused:
     named.run_order((3, with_transforms(run.data.plan, OTHER)))
   assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
-  assert refused.value.fields["field"] == f"tasks.{tiny_tasks.NAME}.transforms"
-  assert refused.value.fields["expected"] == OTHER
+  field = f"tasks.{tiny_tasks.NAME}.transforms"
+  assert refused.value.fields["field"] == field
+  assert refused.value.fields["got"].startswith(f'{field}: "{OTHER}" → ')
+
+
+@pytest.mark.parametrize(
+  ("changed", "differences"),
+  [
+    ({"batch_size": 16}, ["batch_size: 8 → 16"]),
+    ({"seed": 3}, ["seed: 0 → 3"]),
+    ({"num_epochs": 3}, ["num_epochs: null → 3"]),
+  ],
+)
+def test_data_that_changed_is_told_value_by_value(run, dataset, changed, differences):
+  changed_dataset = dataclasses.replace(dataset, config=dataclasses.replace(dataset.config, **changed))
+  with pytest.raises(AnystepError) as refused:
+    changed_dataset.run_order((3, run.data.plan))
+  assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
+  assert refused.value.fields["expected"] == "what the run began with"
+  assert refused.value.fields["got"].split("; ") == differences

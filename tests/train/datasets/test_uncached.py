@@ -118,6 +118,8 @@ def test_a_run_that_is_killed_goes_on_with_the_data_begun_anew_and_says_so(
       main.prepare(command(**bindings))
     assert (refused.value.code, refused.value.kind) == (76, "resume_contract")
     assert refused.value.fields["field"] == field
+    if field == "batch_size":
+      assert refused.value.fields["got"] == "batch_size: 8 → 16"
 
 
 def test_a_run_with_a_plan_does_not_go_on_without_one(command, data):
