@@ -21,16 +21,16 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def edit_similarity(targets: Sequence[str], predictions: Sequence[str]) -> Mapping[str, float]:
-  """Mean of 1 - Levenshtein distance ÷ the longer length.
+  """Mean of 1 - Levenshtein distance ÷ the longer length, in percent.
 
   >>> edit_similarity(["abcd", "x"], ["abxd", "x"])
-  {'edit_similarity': 0.875}
+  {'edit_similarity': 87.5}
   """
   similarities = [
     1 - editdistance.eval(target, prediction) / max(len(target), len(prediction), 1)
     for target, prediction in zip(targets, predictions, strict=True)
   ]
-  return {"edit_similarity": float(np.mean(similarities))}
+  return {"edit_similarity": float(100 * np.mean(similarities))}
 
 
 def log_likelihood(targets: Sequence[object], scores: Sequence[float]) -> Mapping[str, float]:

@@ -35,6 +35,8 @@ def compute_metrics(
   task: seqio.Task,
   examples: Sequence[Mapping[str, np.ndarray]],
   outputs: Mapping[seqio.metrics.ModelOutputType, np.ndarray],
+  *,
+  prefixes: Mapping[seqio.metrics.ModelOutputType, str] | None = None,
 ) -> dict[str, Any]:
   """Compute the task's metrics, by name.
 
@@ -42,6 +44,7 @@ def compute_metrics(
     task: its metric functions and objects name the outputs that they take.
     examples: features of each example after all preprocessors, in order.
     outputs: `PREDICTION` `(examples, length)` token ids, `SCORE` `(examples,)`, in the same order.
+    prefixes: texts before the names of metrics, by the output that they take.
 
   Raises:
     AnystepError: 78 `metric_output` where a metric takes what is not in outputs, `metric_failed` where it, or
@@ -61,6 +64,8 @@ def compute_metrics(
         got=one_line(error),
         fix="evaluate a split that has targets, or mend the metric or the task's postprocess_fn",
       ) from error
+    prefix = (prefixes or {}).get(metric.model_output_type, "")
+    values = {f"{prefix}{name}": value for name, value in values.items()}
     repeated = result.keys() & values.keys()
     if repeated:
       raise AnystepError(

@@ -30,7 +30,7 @@ WORDS = ["the", "a", "Kiwi", "bird", "birds", "ten.", "don't", "Ünder", "-", "a
   ],
 )
 def test_edit_similarity_is_the_mean_share_of_characters_kept(targets, predictions, expected):
-  assert edit_similarity(targets, predictions) == {"edit_similarity": pytest.approx(expected)}
+  assert edit_similarity(targets, predictions) == {"edit_similarity": pytest.approx(100 * expected)}
 
 
 def test_edit_similarity_refuses_predictions_of_another_number():

@@ -15,15 +15,18 @@ from anystep.train.datasets.run_data import RunData, only_task
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
 
+# A model that decodes has only its own tokens before each, and most often lower metrics.
+TEACHER_FORCED = "teacher_forced/"
 EVALUATION_OUTPUTS = (ModelOutput.SCORE, ModelOutput.PREDICTION)
 
 
 def evaluate(
   model: EncoderDecoderModel, params: Any, data: RunData, mesh: jax.sharding.Mesh
 ) -> dict[str, float]:
-  """Return the task's own metrics, with cross entropy and `token_accuracy` per target token.
+  """Return the task's own metrics, with cross entropy in nats and token accuracy in percent per target token.
 
-  Predictions are teacher-forced: each is the likeliest token, given the true targets before it.
+  Predictions are teacher-forced: each is the likeliest token, given the true targets before it. Metrics of
+  predictions say so in their names, which begin with `teacher_forced/`.
 
   Args:
     model: computes scores and predictions.
@@ -59,12 +62,13 @@ def evaluate(
     only_task(data.dataset),
     examples,
     {ModelOutput.SCORE: joined["scores"], ModelOutput.PREDICTION: joined["predictions"]},
+    prefixes={ModelOutput.PREDICTION: TEACHER_FORCED},
   )
   return {
     "examples": len(examples),
     "cross_entropy": float(-joined["scores"].sum() / num_tokens),
-    # Tasks may have a metric `accuracy`, of whole examples.
-    "token_accuracy": float(joined["correct"].sum() / num_tokens),
+    # In percent, as the metrics of T5's tasks.
+    f"{TEACHER_FORCED}token_accuracy": float(100 * joined["correct"].sum() / num_tokens),
     **metrics,
   }
 

@@ -15,6 +15,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.programs.progress import Progress
 from anystep.train.partitioning import local_values
+from anystep.train.runs.evaluation import TEACHER_FORCED
 from anystep.train.runs.step_log import StepLog
 
 
@@ -73,7 +74,7 @@ class StepReporter:
       {
         "loss": loss,
         "z_loss": float(sums["z_loss"] / tokens),
-        "accuracy": float(sums["correct"] / tokens),
+        f"{TEACHER_FORCED}token_accuracy": float(100 * sums["correct"] / tokens),
         "gradient_norm": float(sums["gradient_norm"]),
         "tokens_per_second": tokens_per_second,
       },

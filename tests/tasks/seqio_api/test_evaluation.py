@@ -92,6 +92,9 @@ def test_metrics_are_those_of_seqio_s_evaluator():
 
 def test_metrics_see_texts_after_the_task_s_postprocessing():
   assert compute_metrics(task_of(accuracy), examples_of(task_of()), OUTPUTS) == {"accuracy": 1 / 3}
+  task = task_of(accuracy, mean_score)
+  named = compute_metrics(task, examples_of(task_of()), OUTPUTS, prefixes={ModelOutput.PREDICTION: "forced/"})
+  assert named.keys() == {"forced/accuracy", "mean_score"}
   lower = task_of(accuracy, mean_score, postprocess_fn=lowered)
   assert compute_metrics(lower, examples_of(lower), OUTPUTS) == {
     "accuracy": pytest.approx(2 / 3),

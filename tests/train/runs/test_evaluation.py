@@ -21,7 +21,7 @@ def test_the_metrics_do_not_depend_on_the_batch_size_and_are_those_of_the_scores
   # An untrained model is as good as chance: about log(384) nats for each of the targets' tokens.
   assert 4 < results["cross_entropy"] < 9
   assert results["log_likelihood"] < -results["cross_entropy"]
-  assert {"edit_similarity", "token_accuracy"} <= results.keys()
+  assert {"teacher_forced/edit_similarity", "teacher_forced/token_accuracy"} <= results.keys()
 
 
 def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cache):
@@ -42,7 +42,11 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
   model = prepared.trainer.model
   results = evaluate(model, model.init(jax.random.key(0)), data, mesh)
   ((targets, predictions),) = seen
-  assert results["recorded"] == len(predictions) == len(open_cache(tiny_cache, tiny_tasks.NAME, "validation"))
+  assert (
+    results["teacher_forced/recorded"]
+    == len(predictions)
+    == len(open_cache(tiny_cache, tiny_tasks.NAME, "validation"))
+  )
   words = {"def", "return", "self", "x", "yield", "None", ""}
   assert all(isinstance(target, str) for target in targets)
   assert any(words & set(target.split(" ")) for target in targets)

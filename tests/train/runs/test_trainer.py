@@ -115,7 +115,7 @@ def test_a_finished_run_is_only_evaluated_again(command):
   again = main.prepare(evaluated).run()
   assert first == again
   assert first["examples"] == 21
-  assert 0 <= first["edit_similarity"] <= 1
+  assert 0 <= first["teacher_forced/edit_similarity"] <= 100
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(command):
@@ -144,7 +144,7 @@ def test_the_run_leaves_tensorboard_events(reference):
 
   events = EventAccumulator(str(reference / "train"), size_guidance={"tensors": 0})
   events.Reload()
-  assert {"loss", "accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
+  assert {"loss", "teacher_forced/token_accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
   assert [event.step for event in events.Tensors("loss")] == list(range(1, TOTAL_STEPS + 1))
 
 
