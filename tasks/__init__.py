@@ -4,8 +4,12 @@ Tasks stand in modules of their own, which register them when they are imported 
 """
 
 from anystep.lazy import lazy_names
+from anystep.tasks.startup import silence_tensorflow_import
 
 __all__ = ["text_task"]
 
 # Whoever asks for a task needs SeqIO and TensorFlow; who imports this package may not.
 __getattr__ = lazy_names(__name__, {"text_task": "text_tasks"})
+
+# Worker processes import this package before TensorFlow, whatever has started them.
+silence_tensorflow_import()

@@ -96,3 +96,37 @@ def test_the_module_of_a_program_runs_it(module):
   assert done.returncode == 64, done.stderr
   (line,) = done.stderr.splitlines()
   assert line.startswith("ERROR code=64 ")
+
+
+_REMARKS = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795341713.187622   27737 port.cc:153] oneDNN custom operations are on.
+E0000 00:00:1795341637.223323   24365 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error
+E0000 00:00:1795341637.223323   24365 cuda_dnn.cc:8579] Unable to register cuDNN factory
+2024-05-05 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on.
+2024-05-05 10:00:00.123456: E external/local_xla/cuda/cuda_fft.cc:485] Unable to register cuFFT
+To enable the following instructions: AVX2 FMA, rebuild TensorFlow with the appropriate compiler flags.
+"""
+_OTHERS = """somebody's own line
+E0000 00:00:1795341637.223323   24365 reader.cc:12] the disk fails
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tensorflow_is_imported_without_remarks_and_what_else_is_said_is_shown(fails, tmp_path):
+  """A package in TensorFlow's place says to stderr's file descriptor what TensorFlow says, and more."""
+  (tmp_path / "tensorflow").mkdir()
+  lines = "import os\n" + f"os.write(2, {(_REMARKS + _OTHERS).encode()!r})\n" + ("1 / 0" if fails else "")
+  (tmp_path / "tensorflow" / "__init__.py").write_text(lines)
+  done = subprocess.run(
+    [sys.executable, "-c", "import anystep.tasks, sys, tensorflow; print('after', file=sys.stderr)"],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(_ROOT)])},
+    check=False,
+  )
+  if fails:
+    assert done.returncode == 1
+    assert done.stderr.startswith(_REMARKS + _OTHERS)
+    assert done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+  else:
+    assert (done.returncode, done.stderr) == (0, _OTHERS + "after\n")
