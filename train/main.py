@@ -20,6 +20,8 @@ if TYPE_CHECKING:
   from anystep.train.runs.trainer import PreparedRun, Trainer
 
 _BINDING = "--gin."
+# Other programs take bindings so.
+_OTHER_BINDING_FLAGS = ("--gin_bindings", "--gin_binding", "--gin")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,6 +47,7 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
     if values.cache_if_missing:
       _make_missing_caches(trainer, values)
     prepared = trainer.prepare(accept_changes=values.accept_change)
+    _report_cuts(prepared)
     prepared.run(termination, started=lambda: record_configuration(trainer.model_dir))
 
 
@@ -55,10 +58,21 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   if _print_missing_data(trainer, values):
     start = "step 0, or the newest checkpoint,"
   else:
-    step = trainer.prepare(accept_changes=values.accept_change).restore_step
-    start = "step 0" if step is None else f"checkpoint_{step}"
+    prepared = trainer.prepare(accept_changes=values.accept_change)
+    _report_cuts(prepared)
+    start = "step 0" if prepared.restore_step is None else f"checkpoint_{prepared.restore_step}"
   print(configuration_text())
   print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")
+
+
+def _report_cuts(prepared: PreparedRun) -> None:
+  """Print what share of examples and tokens rows cut; warn where it is a large one."""
+  for data in (prepared.data, prepared.evaluation):
+    for lengths in data.count_cuts() if data is not None else ():
+      print(lengths.describe_cut(), flush=True)
+      if lengths.cuts_much:
+        fix = "raise TASK_FEATURE_LENGTHS, or cut the texts into shorter pieces before the cache"
+        print(f"WARNING: much of {lengths.task} {lengths.split} is cut: {fix}", file=sys.stderr, flush=True)
 
 
 def prepare(argv: Sequence[str]) -> PreparedRun:
@@ -152,6 +166,10 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   )
   text = f"{__doc__}\n\n  {_BINDING}NAME=value sets what a gin file would, and overrides it.\n"
   plain = [argument for argument in argv if not argument.startswith(_BINDING)]
+  for argument in plain:
+    if argument.partition("=")[0] in _OTHER_BINDING_FLAGS:
+      fix = f"write each binding as {_BINDING}NAME=value, such as {_BINDING}BATCH_SIZE=16"
+      raise AnystepError(ExitCode.USAGE, "flags", got=argument, nearest=f"{_BINDING}NAME=value", fix=fix)
   parse_flags(values, plain, program="anystep-train", text=text)
   if MODULE in values.accept_change:
     # Of the task, not of a value: readers of caches are told.

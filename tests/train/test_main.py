@@ -39,7 +39,12 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train.runs i
     (["--gin.train/datasets.DatasetConfig.split='test'"], 66, "split_missing", "train, validation"),
     (["--gin.BATCH_SIZE=0"], 78, "batch_size", "at least 1"),
     (["--gin.datasets.DatasetConfig.epoch_policy='never'"], 78, "epoch_policy", "reshuffle"),
-    (["--gin.seqio.ByteVocabulary.extra_ids=100"], 78, "vocabulary", "feature=inputs"),
+    (
+      ["--gin.seqio.ByteVocabulary.extra_ids=100"],
+      78,
+      "vocabulary",
+      "extra_ids: 125 → 100; size: 384 → 359",
+    ),
     (["--gin.network.T5Config.vocab_size=300"], 78, "vocab_size", "384"),
     (["--gin.TASK_FEATURE_LENGTHS={'inputs': 4000, 'targets': 1000}"], 78, "sentinels", "extra_ids=125"),
     (["--gin.TASK_FEATURE_LENGTHS={'inputs': 24}"], 78, "feature_length", "targets"),
@@ -57,6 +62,7 @@ _GIN_HEAD = "from __gin__ import dynamic_registration\nfrom anystep.train.runs i
     (["--gin.MIXTURE_OR_TASK_NAME='TMP/fifo.json'"], 78, "mixture_invalid", "a FIFO, not a regular file"),
     (["--gin.MIXTURE_OR_TASK_NAME='a\\0b'"], 64, "task_unknown", "a\\"),
     (["--gin.MODEL_DIR='a\\0b'"], 78, "gin_value", "control characters"),
+    (["--gin_bindings=BATCH_SIZE=3"], 64, "flags", "write each binding as --gin.NAME=value"),
     (["--dryrun"], 64, "flags", "dry_run"),
     (["model"], 64, "flags", "model"),
     (["--gin.BATCH_SIZE"], 64, "flags", "--gin.BATCH_SIZE"),
@@ -105,6 +111,21 @@ def test_all_that_is_checked_is_checked_before_a_device_is_touched(command, monk
   monkeypatch.setattr(PreparedRun, "run", lambda *_, **named: pytest.fail("it was to be refused before"))
   with pytest.raises(AnystepError):
     main.main(command(BATCH_SIZE=0))
+
+
+@pytest.mark.parametrize(
+  ("lengths", "cut", "is_much"),
+  [
+    ("{'inputs': 1000, 'targets': 400}", "no example is cut to inputs 1,000, targets 400", False),
+    ("{'inputs': 6, 'targets': 4}", "of examples and ", True),
+  ],
+)
+def test_what_rows_cut_is_said_before_training(lengths, cut, is_much, command, capsys):
+  main.main([*command(TASK_FEATURE_LENGTHS=lengths), "--dry_run"])
+  said = capsys.readouterr()
+  (line,) = [line for line in said.out.splitlines() if line.startswith("tiny_span_corruption train: ")]
+  assert cut in line
+  assert ("WARNING: much of tiny_span_corruption train is cut" in said.err) == is_much
 
 
 def test_the_program_ends_with_the_status_and_one_line_on_stderr(monkeypatch, capsys):

@@ -17,6 +17,8 @@ from anystep.features.converters import FeatureConverter
 from anystep.files import storage
 from anystep.files.json_files import canonical_json
 from anystep.files.names import DATA_CACHES, DATA_CONVERTER
+from anystep.inspection.read_lengths import ReadLengths, count_read_lengths
+from anystep.order.packing import PackingPolicy
 from anystep.plans.plan import PADDING_TASK, Plan
 from anystep.plans.planned_task import without_transforms
 from anystep.streams.stream import Stream
@@ -187,6 +189,20 @@ class PlannedDataset:
   def num_examples(self) -> int:
     """Units of an epoch, of which each is an example where rows are not packed."""
     return sum(task.num_units for task in self.plan.tasks.values())
+
+  def count_cuts(self) -> list[ReadLengths]:
+    """Count, task by task, what the lengths of rows cut of the examples; of large caches in a sample."""
+    cached = self.dataset.cached
+    return [
+      count_read_lengths(
+        cached.caches[name],
+        cached.readers[name],
+        feature_lengths=self.plan.feature_lengths,
+        converter=self.converter,
+        packing=PackingPolicy(self.plan.packing),
+      )
+      for name in self.plan.task_names
+    ]
 
   @property
   def caveat(self) -> None:

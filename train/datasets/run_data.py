@@ -16,6 +16,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, Rows
 from anystep.features.ragged import Batch
+from anystep.inspection.read_lengths import ReadLengths
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.data_state import DataState
 
@@ -103,6 +104,9 @@ class RunData(Protocol):
   @property
   def num_examples(self) -> int | None:
     """Number of examples that an evaluation sees; None where it is not known before."""
+
+  def count_cuts(self) -> list[ReadLengths]:
+    """Count, task by task, what the lengths of rows cut of the examples; nothing where no cache says it."""
 
   @property
   def caveat(self) -> str | None:

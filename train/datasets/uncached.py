@@ -13,6 +13,7 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, one_line, require
 from anystep.features.converters import FeatureConverter, Rows
 from anystep.features.ragged import Batch, Ragged, make_padding
+from anystep.inspection.read_lengths import ReadLengths
 from anystep.order.packing import PackingPolicy, pack
 from anystep.order.permutation import round_keys
 from anystep.tasks.tensors import from_tensors
@@ -139,6 +140,10 @@ class UncachedData:
   def num_examples(self) -> None:
     """None: preprocessors may drop or make examples."""
     return None
+
+  def count_cuts(self) -> list[ReadLengths]:
+    """Return nothing: how long examples are is known only as they come."""
+    return []
 
   @property
   def caveat(self) -> str:
