@@ -267,10 +267,12 @@ def _select(values: flags.FlagValues) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
       os.stat(os.path.join(values.output_cache_dir, ""))
   check_modules(values.module_import)
-  from anystep.tasks.startup import imports_without_collections, start_tensorflow
+  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
 
   with imports_without_collections():
     start_tensorflow()
+    with quiet_stderr():
+      importlib.import_module("seqio")
     from anystep.tasks.registry.modules import import_modules
 
     import_modules(values.module_import)

@@ -86,12 +86,13 @@ def configure(argv: Sequence[str]) -> Trainer:
   values, bindings = _parse(argv)
   files = GinFiles.read(values.gin_file, bindings, search_paths=values.gin_search_paths)
   check_early(files, makes_missing_caches=values.cache_if_missing, locks=not values.dry_run)
-  from anystep.tasks.startup import imports_without_collections, start_tensorflow
+  from anystep.tasks.startup import imports_without_collections, quiet_stderr, start_tensorflow
 
   with imports_without_collections():
     start_tensorflow()
-    from anystep.train.configuration.configuration import build, load_configuration
-    from anystep.train.runs.trainer import Trainer
+    with quiet_stderr():
+      from anystep.train.configuration.configuration import build, load_configuration
+      from anystep.train.runs.trainer import Trainer
 
     load_configuration(files)
   return build(Trainer)
