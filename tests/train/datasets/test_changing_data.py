@@ -10,7 +10,9 @@ from job_runs import registered
 
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
+from anystep.features.converters import EncoderDecoderConverter
 from anystep.features.digest import batch_digest
+from anystep.inspection.model_directory import read_converter
 from anystep.plans.plan import Plan
 from anystep.plans.tombstones import TombstoneList
 from anystep.streams.stream import Stream
@@ -129,6 +131,8 @@ def test_data_that_changes_in_the_middle_of_a_run_is_resumed_exactly(
 
 def test_a_run_goes_on_with_its_checkpoints_changes_where_no_plan_is_named(undisturbed, killed, command):
   model_dir = killed(6)
+  converter, problem = read_converter(model_dir)
+  assert (type(converter), problem) == (EncoderDecoderConverter, "")
   main.main(command(**MIXTURE))
   comparison = compare_runs(undisturbed, model_dir)
   assert comparison.identical, comparison.verdict
