@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anystep.errors import AnystepError, ExitCode, package_missing
+from anystep.errors import AnystepError, ExitCode, make_package_error
 from anystep.features.converters import Rows
 from anystep.plans.plan import Plan
 from anystep.plans.schedule import checked_step
@@ -28,7 +28,8 @@ try:
 except ModuleNotFoundError as error:
   if error.name != "torch":
     raise
-  raise package_missing(error, expected="PyTorch, for anystep.torch", package="'anystep[torch]'") from error
+  expected = "PyTorch, for anystep.torch"
+  raise make_package_error(error, expected=expected, package="'anystep[torch]'") from error
 
 __all__ = ["StepDataset", "StreamDataset", "StreamIterator", "rank_rows", "to_tensors"]
 
