@@ -71,11 +71,13 @@ def undo_moves(
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
       return now
     renamed = {key: undo(before.get(key), value) for key, value in now.items()}
-    move = Move(before.get("function"), now.get("function"))
-    is_function = all(isinstance(name, str) for name in move) and move.now in functions
-    if is_function and move.before != move.now and move.before.endswith(_suffix_of(functions[move.now])):
-      moves.append(move)
-      renamed["function"] = move.before
+    name, new_name = before.get("function"), now.get("function")
+    # What a preprocessor was given may look like a description.
+    if not isinstance(name, str) or not isinstance(new_name, str) or new_name not in functions:
+      return renamed
+    if name != new_name and name.endswith(_suffix_of(functions[new_name])):
+      moves.append(Move(name, new_name))
+      renamed["function"] = name
     return renamed
 
   return undo(cached, registered), list(dict.fromkeys(moves))
