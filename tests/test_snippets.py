@@ -50,8 +50,10 @@ ELLIPSES = {
   "anystep-cache": ["--tasks=my_task", "--module_import=my_tasks", "--output_cache_dir=cache"],
   "anystep-train": ["--gin_file=my_run.gin", "--gin.MODEL_DIR='model_of_ellipsis'"],
 }
-# Of benchmarks, Beam, gin and ruff.
-OTHER_FLAGS = {"--only", "--pass_seconds", "--write", "--runner", "--gin", "--fix"}
+# Of Beam, gin and ruff, and of the benchmarks.
+OTHER_FLAGS = {"--runner", "--gin", "--fix"}.union(
+  *(re.findall(r'"(--\w+)"', path.read_text()) for path in (ROOT / "benchmarks").glob("*.py"))
+)
 # A model that compiles in no time, and less of everything.
 SHRUNKEN = [
   "--gin.TRAIN_STEPS=2",
