@@ -12,6 +12,10 @@ from collections.abc import Iterable, Sequence
 from anystep.earlier_names import list_earlier_names
 from anystep.errors import AnystepError, ExitCode
 
+# Likeness of a name to another in its package, by difflib, above which it is a slip. tensorflow.compat, which
+# TensorFlow makes, comes near tensorflow/compiler with 0.71.
+_SLIP_CUTOFF = 0.85
+
 
 def check_modules(names: Iterable[str]) -> None:
   """Refuse modules that are not there, looking in the current directory first, as imports do from now on.
@@ -27,15 +31,17 @@ def check_modules(names: Iterable[str]) -> None:
     if missing is None:
       continue
     part, search_path = missing
-    near_names = difflib.get_close_matches(part, _list_modules(part, search_path), n=1)
+    package, dot, wrong = part.rpartition(".")
     # A package may make modules of its own as it is imported, so there only a likely slip is refused.
+    cutoff = 0.6 if search_path is None else _SLIP_CUTOFF
+    near_names = difflib.get_close_matches(wrong, _list_modules(package, search_path), n=1, cutoff=cutoff)
     if near_names or search_path is None or name.endswith(".py"):
       raise AnystepError(
         ExitCode.CONFIG,
         "module_import",
         module=name,
         got=f"ModuleNotFoundError: No module named {part!r}",
-        **({"nearest": near_names[0] + name.removeprefix(part)} if near_names else {}),
+        **({"nearest": package + dot + near_names[0] + name.removeprefix(part)} if near_names else {}),
         fix=fix_of_missing(name),
       )
 
@@ -77,20 +83,31 @@ def _find_spec(module: str, search_path: Sequence[str] | None) -> importlib.mach
     except (ValueError, ImportError):
       # Names with NUL, or relative ones.
       continue
+    except KeyError:
+      # A folder without __init__.py, in a package that is not imported yet.
+      spec = _make_folder_spec(module, search_path or ())
     if spec is not None:
       return spec
   return None
 
 
-def _list_modules(missing: str, search_path: Sequence[str] | None) -> list[str]:
-  """Return names that could be meant by a module that is not in a package's path.
+def _make_folder_spec(module: str, search_path: Iterable[str]) -> importlib.machinery.ModuleSpec:
+  """Return the spec of a package that is a folder without `__init__.py`, or several."""
+  spec = importlib.machinery.ModuleSpec(module, None, is_package=True)
+  folder_name = module.rpartition(".")[2]
+  spec.submodule_search_locations = [os.path.join(path, folder_name) for path in search_path]
+  return spec
+
+
+def _list_modules(package: str, search_path: Sequence[str] | None) -> list[str]:
+  """Return names in a package that could be meant by one that is not there.
 
   Of modules outside packages, those of the user come into question: in the current directory and PYTHONPATH.
   """
-  package, dot, _ = missing.rpartition(".")
   if search_path is None:
     search_path = [sys.path[0], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+  earlier_names = [name.rpartition(".") for name in list_earlier_names()]
   return [
-    *(f"{package}{dot}{module.name}" for module in pkgutil.iter_modules(search_path)),
-    *(name for name in list_earlier_names() if name.rpartition(".")[0] == package),
+    *(module.name for module in pkgutil.iter_modules(search_path)),
+    *(name for above, _, name in earlier_names if above == package),
   ]

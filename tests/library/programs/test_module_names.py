@@ -8,14 +8,17 @@ import pytest
 from anystep.errors import AnystepError
 from anystep.programs.module_names import check_modules
 
+# In folders without __init__.py, within a package and within another such folder.
+_DEEP = ("my_package/folder/deep/end.py", "my_folder/deep/end.py")
+
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
   """The current directory, with a module that cannot be imported in each place where one may stand."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [*sys.path])
-  for path in ("my_tasks.py", "my_package/__init__.py", "my_package/inner.py", "my_folder/part.py"):
-    (tmp_path / path).parent.mkdir(exist_ok=True)
+  for path in ("my_tasks.py", "my_package/__init__.py", "my_package/inner.py", "my_folder/part.py", *_DEEP):
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text("raise SystemError('imported')")
   return tmp_path
 
@@ -27,6 +30,8 @@ def directory(tmp_path, monkeypatch):
     "my_package",
     "my_package.inner",
     "my_folder.part",
+    "my_package.folder.deep.end",
+    "my_folder.deep.end",
     "json",
     "anystep.tasks",
     "anystep.tasks.stdlib",
@@ -43,8 +48,15 @@ def test_a_package_that_makes_modules_of_its_own_may_be_named(directory):
   importlib.invalidate_caches()
   (directory / "my_maker").mkdir()
   (directory / "my_maker.py").rename(directory / "my_maker" / "__init__.py")
+  # The package's name makes no two of its modules alike.
+  (directory / "my_maker" / "read.py").write_text("")
   check_modules(["my_maker.made"])
   assert importlib.import_module("my_maker.made") is sys
+
+
+@pytest.mark.parametrize("name", ["tensorflow.keras.layers", "tensorflow.data", "tensorflow.compat.v1"])
+def test_modules_that_tensorflow_makes_pass(name):
+  check_modules([name])
 
 
 @pytest.mark.parametrize(
