@@ -23,6 +23,9 @@ from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 from anystep.files.input_files import read_file
 
 _REQUIRED = "gin.REQUIRED"
+_MACRO_SELECTORS = ("macro", "gin.macro")
+# Packages that define no constants of gin.
+_WITHOUT_CONSTANTS = ("anystep", "gin", "seqio")
 _MAX_GIN_BYTES = 1 << 24
 # What Python's parser says of a word without quotes, with the address of an object.
 _OBJECT = re.compile(r"malformed node or string[^<]*<[^>]*>\s*")
@@ -168,8 +171,12 @@ class GinFiles:
   def _check_macros(self) -> None:
     """Refuse a macro that resembles one that is used, or defined; report others that nothing uses."""
     used = {part.name for _, value in self._values() for part in list_parts(value) if isinstance(part, Macro)}
+    undefined = used - self.macros.keys() - {_REQUIRED}
+    if any(module.partition(".")[0] not in _WITHOUT_CONSTANTS for module in self.modules):
+      # They may be constants of a module, which gin writes as it does macros.
+      used, undefined = used - undefined, set()
     for names, others, expected in (
-      (used - self.macros.keys() - {_REQUIRED}, self.macros.keys(), "a name that the gin files define"),
+      (undefined, self.macros.keys(), "a name that the gin files define"),
       (self.macros.keys() - used, used, "a name that something uses"),
     ):
       for name in sorted(names):
@@ -293,14 +300,16 @@ class _Reader(config_parser.ParserDelegate):
     near_names = difflib.get_close_matches(missing.name, file_names, n=1)
     return {"nearest": str(missing.parent / near_names[0])} if near_names else {}
 
-  def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+  def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference | Macro:
     """See `ParserDelegate`."""
     scope, _, selector = scoped_configurable_name.rpartition("/")
+    if selector in _MACRO_SELECTORS and evaluate:
+      return self.macro(scope)
     return Reference(scope, self._add_module(selector), evaluate)
 
   def macro(self, macro_name: str) -> Macro:
     """See `ParserDelegate`."""
-    return Macro(macro_name)
+    return Macro(_REQUIRED if macro_name == "REQUIRED" else macro_name)
 
   def _find(self, name: str) -> str:
     for folder in self._search_paths:
@@ -325,10 +334,14 @@ class _Reader(config_parser.ParserDelegate):
     scope, selector, parameter, value, _ = statement
     if not parameter:
       self.macros[f"{scope}/{selector}" if scope else selector] = value
-    elif parameter == "value" and selector in ("macro", "gin.macro"):
+    elif parameter == "value" and selector in _MACRO_SELECTORS:
       self.macros[scope] = value
     else:
-      self.arguments.setdefault((scope, self._add_module(selector)), {})[parameter] = value
+      selector = self._add_module(selector)
+      for (other_scope, known), values in self.arguments.items():
+        if other_scope == scope and _are_same(selector, known):
+          values.pop(parameter, None)
+      self.arguments.setdefault((scope, selector), {})[parameter] = value
 
   def _import(self, statement: config_parser.ImportStatement) -> None:
     if not statement.module.startswith("__gin__."):

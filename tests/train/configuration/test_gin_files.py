@@ -1,5 +1,7 @@
 """Gin files are read as gin reads them, without importing what they name; mistakes name what was meant."""
 
+import sys
+
 import gin
 import pytest
 
@@ -97,6 +99,7 @@ def test_a_macro_of_itself_stays_one(read):
       "gin_required",
       {"expected": "values for SIZE, x.y.z"},
     ),
+    ({"a.gin": "SIZE = %REQUIRED"}, {}, "gin_required", {"expected": "values for SIZE"}),
     ({"a.gin": "SIZE = 8"}, {"SIZE": "[8"}, "gin_binding", {}),
   ],
 )
@@ -110,6 +113,43 @@ def test_a_text_without_quotes_is_told_with_them(read):
   error = refusal(read, {"a.gin": "DIR = 'x'"}, DIR="runs/1")
   assert error.fields["got"] == "--gin.DIR=runs/1: SyntaxError: Failed to parse token 'runs' (line 1)"
   assert error.fix.endswith("""--gin.DIR="'runs/1'\"""")
+
+
+_REQUIRED_STEPS = f"{_HEAD}trainer.Trainer.total_steps = %gin.REQUIRED\n"
+_STEPS_BY_ANOTHER_PATH = """from __gin__ import dynamic_registration
+import anystep.train.runs.trainer
+anystep.train.runs.trainer.Trainer.total_steps = 3
+"""
+
+
+@pytest.mark.parametrize(
+  ("texts", "bindings"),
+  [
+    ({"a.gin": _REQUIRED_STEPS}, {"trainer.Trainer.total_steps": "3"}),
+    ({"a.gin": _REQUIRED_STEPS}, {"Trainer.total_steps": "3"}),
+    ({"a.gin": _REQUIRED_STEPS}, {"anystep.train.trainer.Trainer.total_steps": "3"}),
+    ({"a.gin": _REQUIRED_STEPS, "b.gin": _STEPS_BY_ANOTHER_PATH}, {}),
+    (
+      {"a.gin": f"{_HEAD}SIZES = 3\ntrainer.Trainer.total_steps = @SIZES/gin.macro()\nSIZE = 1\nN = %SIZE"},
+      {},
+    ),
+    (
+      {"a.gin": f"{_HEAD}import sizes_of_mine\nSIZE = 4\ntrainer.Trainer.total_steps = %SIZES\nN = %SIZE"},
+      {},
+    ),
+    ({"a.gin": f"{_HEAD}import sizes_of_mine\nSIZE = 4\ntrainer.Trainer.total_steps = %SIZES"}, {}),
+  ],
+)
+def test_what_gin_accepts_is_not_refused(read, tmp_path, monkeypatch, texts, bindings):
+  """A required value that is set under another name of its class; macros by the long name; constants."""
+  (tmp_path / "sizes_of_mine.py").write_text("import gin\ngin.config._CONSTANTS['sizes_of_mine.SIZES'] = 3\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "sizes_of_mine", raising=False)
+  monkeypatch.setattr(gin.config, "_CONSTANTS", gin.config._CONSTANTS.copy())
+  files = read(texts, **bindings)
+  load_configuration(files)
+  with gin.unlock_config():
+    assert gin.get_bindings("anystep.train.trainer.Trainer")["total_steps"] == 3
 
 
 def test_unused_macros_are_reported(read, capsys):
