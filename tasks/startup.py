@@ -89,6 +89,10 @@ def quiet_stderr(*, remarks: re.Pattern[bytes] | None = None) -> Iterator[None]:
   Args:
     remarks: beginnings of the lines that are dropped, where others are shown after the body; None for all.
   """
+  if sys.stderr is None:
+    # Closed, as a daemon's may be.
+    yield
+    return
   sys.stderr.flush()
   kept = os.dup(2)
   with tempfile.TemporaryFile() as held:

@@ -130,3 +130,16 @@ def test_tensorflow_is_imported_without_remarks_and_what_else_is_said_is_shown(f
     assert done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
   else:
     assert (done.returncode, done.stderr) == (0, _OTHERS + "after\n")
+
+
+def test_tensorflow_is_imported_where_stderr_is_closed(tmp_path):
+  (tmp_path / "tensorflow").mkdir()
+  (tmp_path / "tensorflow" / "__init__.py").write_text("print('imported')\n")
+  done = subprocess.run(
+    ["sh", "-c", f"{sys.executable} -c 'import anystep.tasks, tensorflow' 2>&-"],
+    stdout=subprocess.PIPE,
+    text=True,
+    env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(_ROOT)])},
+    check=False,
+  )
+  assert (done.returncode, done.stdout) == (0, "imported\n")
