@@ -140,7 +140,8 @@ class StepDataset(Dataset):
     """
     step, num_steps = operator.index(step), self._plan.num_steps
     if step < 0 or (num_steps is not None and step >= num_steps):
-      raise IndexError(f"step {step} of a plan of {num_steps or 'endless'} steps")
+      steps = "without an end" if num_steps is None else f"of {num_steps} steps"
+      raise IndexError(f"step {step} of a plan {steps}")
     if self._stream is None:
       self._stream = open_stream(self._plan, self._cache_dirs, **self._options)
     return to_tensors(self._stream.batch(step))

@@ -126,7 +126,7 @@ def flags_of(program):
     return {f"--{name}" for flag in values for name in (flag, f"no{flag}")}
   if program == "anystep-train":
     names = (
-      *("gin_file", "gin_search_paths", "gin_bindings", "dry_run"),
+      *("gin_file", "gin_search_paths", "dry_run"),
       *("cache_if_missing", "cache_if_missing_limit_bytes", "accept_change"),
     )
     return {f"--{name}" for name in names}
