@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
@@ -14,19 +13,12 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from anystep.earlier_names import lasting_name
-
-_WRAPPERS = (
-  *(functools.partial, staticmethod, classmethod, property, types.MethodType),
-  type(functools.cache(len)),
-)
-# Where they keep what they wrap.
-_INNER_NAMES = ("func", "fget", "__func__", "__wrapped__")
 
 
 def describe(value: Any) -> Any:
@@ -47,49 +39,6 @@ def find_functions(value: Any) -> dict[str, list[types.FunctionType]]:
   return functions
 
 
-def hash_called_sources(functions: Iterable[types.FunctionType], modules: Collection[str]) -> dict[str, str]:
-  """Hash the sources of functions and classes that functions call, directly or not.
-
-  Args:
-    functions: the functions; they themselves are left out.
-    modules: only what these modules define is followed; names as `describe` gives them.
-
-  Returns:
-    sha256 of the sources, by name within the module.
-  """
-  sources: dict[str, set[str]] = {}
-  waiting = list(functions)
-  visited = {id(function) for function in waiting}
-  while waiting:
-    for called in _list_called(waiting.pop()):
-      if id(called) in visited or lasting_name(called.__module__ or "") not in modules:
-        continue
-      visited.add(id(called))
-      is_class = isinstance(called, type)
-      source = class_source(called) if is_class else function_source(called)
-      sources.setdefault(called.__qualname__, set()).add(source)
-      members = [_unwrap(member) for member in vars(called).values()] if is_class else [called]
-      waiting += [member for member in members if isinstance(member, types.FunctionType)]
-  return {name: _sha256("\n".join(sorted(texts)).encode()) for name, texts in sorted(sources.items())}
-
-
-def _list_called(function: types.FunctionType) -> list[Any]:
-  """Return the functions and classes that a function reads from its module's names."""
-  codes, names = [function.__code__], set()
-  for code in codes:
-    codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    names |= {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-  values = [_unwrap(function.__globals__.get(name)) for name in sorted(names)]
-  return [value for value in values if isinstance(value, (types.FunctionType, type))]
-
-
-def _unwrap(value: Any) -> Any:
-  """Return the function within decorators, partials, methods and properties; any other value as it is."""
-  while isinstance(value, _WRAPPERS):
-    value = next((inner for name in _INNER_NAMES if (inner := getattr(value, name, None))), None)
-  return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
-
-
 def _describe(value: Any, seen: tuple[int, ...], functions: dict[str, list[types.FunctionType]]) -> Any:
   if isinstance(value, float) and not math.isfinite(value):
     return {"float": str(value)}
@@ -99,7 +48,7 @@ def _describe(value: Any, seen: tuple[int, ...], functions: dict[str, list[types
     return {"seen": type(value).__qualname__}
   again = functools.partial(_describe, seen=(*seen, id(value)), functions=functions)
   if isinstance(value, enum.Enum):
-    return {"enum": f"{_qualified_name(type(value))}.{value.name}"}
+    return {"enum": f"{qualified_name(type(value))}.{value.name}"}
   if isinstance(value, bytes):
     return {"bytes_sha256": hashlib.sha256(value).hexdigest()}
   if isinstance(value, np.ndarray) and value.dtype.hasobject:
@@ -122,13 +71,13 @@ def _describe(value: Any, seen: tuple[int, ...], functions: dict[str, list[types
     return {"method": again(value.__func__), "of": again(value.__self__)}
   if isinstance(value, types.FunctionType):
     inner = inspect.unwrap(value)
-    functions.setdefault(_qualified_name(inner), []).append(inner)
+    functions.setdefault(qualified_name(inner), []).append(inner)
     return _describe_function(value, again)
   if isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType)):
-    return _qualified_name(value)
+    return qualified_name(value)
   if dataclasses.is_dataclass(value):
     fields = {field.name: again(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return {"object": _qualified_name(type(value)), "fields": fields}
+    return {"object": qualified_name(type(value)), "fields": fields}
   if hasattr(value, "numpy"):
     return again(np.asarray(value))
   return _describe_object(value, again)
@@ -136,7 +85,7 @@ def _describe(value: Any, seen: tuple[int, ...], functions: dict[str, list[types
 
 def _describe_object(value: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
   """Describe an object by its class, its attributes or else its repr, and its code if it can be called."""
-  described: dict[str, Any] = {"object": _qualified_name(type(value))}
+  described: dict[str, Any] = {"object": qualified_name(type(value))}
   if hasattr(value, "__dict__"):
     described["fields"] = again(vars(value))
   elif type(value).__repr__ is not object.__repr__:
@@ -163,7 +112,7 @@ def _describe_function(function: types.FunctionType, again: Callable[[Any], Any]
       break
     layer = layer.__wrapped__  # type: ignore[attr-defined]
   described = {
-    "function": _qualified_name(inner),
+    "function": qualified_name(inner),
     "captured": layers,
     "defaults": again([inner.__defaults__, inner.__kwdefaults__]),
     "source": function_source(inner),
@@ -248,7 +197,7 @@ def _get_seqio_class(name: str) -> Any:
 
 def _describe_feature(feature: Any) -> dict[str, Any]:
   return {
-    "class": _qualified_name(type(feature)),
+    "class": qualified_name(type(feature)),
     "vocabulary": _describe_vocabulary(feature.vocabulary),
     "add_eos": feature.add_eos,
     "required": feature.required,
@@ -259,7 +208,7 @@ def _describe_feature(feature: Any) -> dict[str, Any]:
 
 def _describe_vocabulary(vocabulary: Any) -> dict[str, Any]:
   described = {
-    "class": _qualified_name(type(vocabulary)),
+    "class": qualified_name(type(vocabulary)),
     "size": vocabulary.vocab_size,
     "extra_ids": vocabulary.extra_ids,
     "pad_id": vocabulary.pad_id,
@@ -291,7 +240,7 @@ def _describe_attributes(vocabulary: Any) -> dict[str, Any]:
   return attributes
 
 
-def _qualified_name(value: Any) -> str:
+def qualified_name(value: Any) -> str:
   name = getattr(value, "__qualname__", None) or value.__name__
   module = getattr(value, "__module__", None)
   return f"{lasting_name(module)}.{name}" if module else name

@@ -12,7 +12,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from anystep.programs.progress import log_notice
-from anystep.transforms.identity import find_functions, hash_called_sources
+from anystep.transforms.called_sources import hash_called_sources
+from anystep.transforms.identity import find_functions
 
 MODULE = "module"
 """What `--accept_change` calls a function's move to another module."""

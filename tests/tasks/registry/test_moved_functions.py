@@ -233,3 +233,101 @@ def test_the_trainer_takes_the_flag_beside_names_of_values():
   )
   assert values.accept_change == ["model.z_loss"]
   assert moved_functions.are_moves_accepted()
+
+
+READS = """
+import functools
+import re
+
+LIMIT = 3
+PATTERN = re.compile("a+")
+
+class Base:
+  def base(self, text):
+    return text
+
+class Cleaner(Base):
+  def __init__(self, size):
+    self.size = size
+  def run(self, text):
+    return self.base(text)
+
+CLEANER = Cleaner(1)
+
+def add(text, amount=LIMIT):
+  return text
+
+def drop(text):
+  return text
+
+def cut(text, size):
+  return text
+
+short = functools.partial(cut, size=2)
+first = lambda text: text
+second = lambda text: (text)
+TABLE = {"a": add, "b": drop}
+
+def make(size):
+  def made(text):
+    return (text, size)
+  return made
+
+made = make(5)
+
+def decorate(function):
+  @functools.wraps(function)
+  def run(text):
+    return function(text)
+  return run
+
+@decorate
+def decorated(text):
+  return text
+
+plain = decorate(drop)
+
+def parse(dataset):
+  def inner(example):
+    return [LIMIT, PATTERN, CLEANER, add, short, first, second, TABLE, made, decorated, plain] and example
+  return dataset.map(lambda example: inner(example))
+"""
+
+
+def test_a_function_that_reads_the_same_from_another_module_is_the_same(write_module):
+  manifest = manifest_of(task_of(write_module("qa_tasks", READS).parse))
+  check_reader(task_of(write_module("qa_moved", READS).parse), manifest)
+
+
+@pytest.mark.parametrize(
+  ("old", "new"),
+  [
+    ("LIMIT = 3", "LIMIT = 4"),
+    ('"a+"', '"b+"'),
+    ("    return text\n\nclass", "    return text * 2\n\nclass"),
+    ("Cleaner(1)", "Cleaner(2)"),
+    ("size=2", "size=3"),
+    ("first = lambda text: text\n", "first = lambda text: text * 2\n"),
+    ('{"a": add, "b": drop}', '{"a": drop, "b": add}'),
+    ("make(5)", "make(6)"),
+    ("    return function(text)\n", "    return function(text * 2)\n"),
+    ("decorate(drop)", "decorate(first)"),
+    ("decorate(drop)", "drop"),
+    ("def drop(text):\n  return text\n", "from small_tasks import drop\n"),
+  ],
+)
+def test_a_function_that_reads_another_value_from_another_module_is_refused(
+  write_module, monkeypatch, old, new
+):
+  assert old in READS
+  monkeypatch.setattr(small_tasks, "drop", lambda text: text, raising=False)
+  manifest = manifest_of(task_of(write_module("qa_tasks", READS).parse))
+  now = task_of(write_module("qa_moved", READS.replace(old, new)).parse)
+  assert refusal_of(now, manifest).fields["item"] == "what qa_moved.parse calls in its module"
+
+
+def test_functions_without_names_that_changed_places_are_refused(write_module):
+  text = READS.replace("(text)\n", "text * 2\n")
+  manifest = manifest_of(task_of(write_module("qa_tasks", text).parse))
+  swapped = text.replace("first = ", "x = ").replace("second = ", "first = ").replace("x = ", "second = ")
+  refusal_of(task_of(write_module("qa_moved", swapped).parse), manifest)
