@@ -63,7 +63,8 @@ def hash_called_sources(functions: Sequence[types.FunctionType], modules: Collec
           visited.add(id(one))
           waiting.append(one)
           members = [_unwrap(member) for member in vars(one).values()] if isinstance(one, type) else ()
-          waiting += [member for member in members if isinstance(member, types.FunctionType)]
+          methods = [member for member in members if isinstance(member, types.FunctionType)]
+          waiting += [method for method in methods if _is_of(method, modules)]
   return {
     name: hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
     for name, parts in sorted(texts.items())
