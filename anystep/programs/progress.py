@@ -90,6 +90,7 @@ class Progress:
     self._begin_seconds = time.monotonic()
     self._next_line_seconds = self._begin_seconds + _PLAIN_PERIOD_SECONDS
     self._last: tuple[int, dict[str, object]] = (start, {})
+    self._printed_text: str | None = None
     self._bar: Any = None
 
   def update(self, done_units: int, **facts: object) -> None:
@@ -109,7 +110,9 @@ class Progress:
       self._update_bar()
       self._bar.stop()
       self._bar = None
-    elif time.monotonic() >= self._begin_seconds + _SHORT_SECONDS:
+    elif (
+      time.monotonic() >= self._begin_seconds + _SHORT_SECONDS and self._format_text() != self._printed_text
+    ):
       self._print_line()
 
   def __enter__(self) -> Progress:
@@ -142,7 +145,8 @@ class Progress:
 
   def _print_line(self) -> None:
     self._next_line_seconds = time.monotonic() + _PLAIN_PERIOD_SECONDS
-    print(f"{self._description}: {self._format_text()}", file=self._stream, flush=True)
+    self._printed_text = self._format_text()
+    print(f"{self._description}: {self._printed_text}", file=self._stream, flush=True)
 
   def _format_text(self) -> str:
     done_units, facts = self._last

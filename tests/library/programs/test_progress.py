@@ -92,12 +92,11 @@ def test_lines_come_every_five_seconds_and_at_the_end(clock):
     "verify demo: 100/200 steps",
     "verify demo: 150/200 steps",
     "verify demo: 200/200 steps",
-    "verify demo: 200/200 steps",
   ]
 
 
 def test_facts_are_named_in_words(clock):
-  (line, _) = lines_of(clock, [(5, 1, {"loss_scale": 2, "lr": "1e-3"})], total=None, unit="steps")
+  (line,) = lines_of(clock, [(5, 1, {"loss_scale": 2, "lr": "1e-3"})], total=None, unit="steps")
   assert line.endswith(", loss scale 2, lr 1e-3")
 
 
@@ -166,3 +165,7 @@ def test_the_librarys_work_is_shown_by_programs_alone(clock, capsys):
 )
 def test_durations_are_hours_minutes_and_seconds(seconds, text):
   assert format_duration(seconds) == text
+
+
+def test_an_end_that_was_shown_already_is_not_shown_again(clock):
+  assert len(lines_of(clock, [(10, 7, {})], total=7, unit="shards")) == 1
