@@ -68,7 +68,8 @@ class TaskWork:
     lines = [f"{self.task.name}: {'indexed' if self.jobs[0].options.layout == AS_IS else 'cached'}"]
     for split, manifest in sorted(self.manifests.items()):
       size = f"{sum(file.bytes for file in manifest.files) / 2**20:,.1f} MiB"
-      lines.append(f"  {split}: {manifest.num_examples:,} examples, {size} in {manifest.num_shards} shards")
+      shards = f"{manifest.num_shards:,} {'shard' if manifest.num_shards == 1 else 'shards'}"
+      lines.append(f"  {split}: {manifest.num_examples:,} examples, {size} in {shards}")
       if manifest.bad_examples:
         path = self.directory / names.quarantine_name(split)
         lines.append(f"  {split}: {manifest.bad_examples:,} bad examples were left out, and listed in {path}")

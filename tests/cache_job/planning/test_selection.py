@@ -146,7 +146,7 @@ class TestSplits:
       "pick_a: it has none of the splits, left out",
       "pick_ab: it has none of the splits, left out",
       "pick_b:c: cached",
-      "  test: 3 examples, 0.1 MiB in 1 shards",
+      "  test: 3 examples, 0.1 MiB in 1 shard",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["pick_b"]
 
