@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _BINDING = "--gin."
 # Other programs take bindings so.
 _OTHER_BINDING_FLAGS = ("--gin_bindings", "--gin_binding", "--gin")
+_EXAMPLES = """--gin.NAME=value sets what a gin file would, and overrides it.
+
+examples:
+  anystep-train --gin_file=my_run.gin --dry_run
+  anystep-train --gin_file=my_run.gin --gin.MODEL_DIR="'runs/1'" --gin.BATCH_SIZE=16
+  anystep-train --gin_file=my_run.gin --cache_if_missing
+"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,44 +141,43 @@ def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, dict[str, str]]:
   flags.DEFINE_multi_string(
     "gin_file",
     None,
-    "A gin file; may be repeated, later ones override.",
+    "a gin file; may be repeated, later ones override",
     required=True,
     flag_values=values,
   )
   flags.DEFINE_list(
-    "gin_search_paths", [], "Directories that gin files are looked for in.", flag_values=values
+    "gin_search_paths", [], "directories that gin files are looked for in", flag_values=values
   )
   flags.DEFINE_boolean(
-    "dry_run", False, "Check and print the configuration without training.", flag_values=values
+    "dry_run", False, "check and print the configuration without training", flag_values=values
   )
   flags.DEFINE_multi_string(
     "accept_change",
     [],
-    "Goes on though this value, named as the error names it, is not what the checkpoint was trained with;"
-    " though the checkpoint is another run's; or, as `module`, though the task's functions stood in another"
-    " module when it was cached. May be repeated.",
+    "go on though the checkpoint was trained with another value of NAME, as the error names it, or belongs"
+    " to another run; with `module`, though the task's functions were in another module when it was cached;"
+    " may be repeated",
     flag_values=values,
   )
   flags.DEFINE_boolean(
     "cache_if_missing",
     False,
-    "Where caches are missing, make them first on this machine, as anystep-cache does.",
+    "make missing caches first, on this machine, as anystep-cache does",
     flag_values=values,
   )
   flags.DEFINE_integer(
     "cache_if_missing_limit_bytes",
     10**9,
-    "What --cache_if_missing makes at most, as anystep-cache --dry_run estimates it; more is refused.",
+    "largest size of the caches that --cache_if_missing makes, as anystep-cache --dry_run estimates it",
     lower_bound=0,
     flag_values=values,
   )
-  text = f"{__doc__}\n\n  {_BINDING}NAME=value sets what a gin file would, and overrides it.\n"
   plain = [argument for argument in argv if not argument.startswith(_BINDING)]
   for argument in plain:
     if argument.partition("=")[0] in _OTHER_BINDING_FLAGS:
       fix = f"write each binding as {_BINDING}NAME=value, such as {_BINDING}BATCH_SIZE=16"
       raise AnystepError(ExitCode.USAGE, "flags", got=argument, nearest=f"{_BINDING}NAME=value", fix=fix)
-  parse_flags(values, plain, program="anystep-train", text=text)
+  parse_flags(values, plain, program="anystep-train", text=__doc__, examples=_EXAMPLES)
   if MODULE in values.accept_change:
     # Of the task, not of a value: readers of caches are told.
     accept_moved_functions()

@@ -145,6 +145,7 @@ def test_help_lists_the_flags(capsys):
   printed = capsys.readouterr().out
   assert "--gin_file" in printed
   assert "--gin.NAME=value" in printed
+  assert "\nexamples:\n  anystep-train --gin_file=" in printed
 
 
 def test_a_gin_file_is_found_in_the_search_paths(command, tmp_path):
