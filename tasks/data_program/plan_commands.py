@@ -264,7 +264,9 @@ def _run_tombstone(arguments: argparse.Namespace) -> None:
   write_output(arguments.output, plan.to_json(), arguments.overwrite)
   new = plan.tombstones[len(before.tombstones) :]
   count = sum(len(indices) for entry in new for indices in entry.indices.values())
-  print(f"{arguments.output}: from step {arguments.step} on {count:,} examples less, sha256 {plan.sha256}")
+  print(
+    f"{arguments.output}: from step {arguments.step} on no loss on {count:,} examples, sha256 {plan.sha256}"
+  )
 
 
 def _find_named_plan(arguments: argparse.Namespace) -> NamedData:

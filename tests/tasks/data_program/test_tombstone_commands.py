@@ -82,7 +82,7 @@ def test_a_plan_takes_lists_up_and_rows_tell_of_it(root, tmp_path, plan_file, ca
     changed,
   )
   plan = Plan.from_json(changed.read_text())
-  assert lines == [f"{changed}: from step 3 on 2 examples less, sha256 {plan.sha256}"]
+  assert lines == [f"{changed}: from step 3 on no loss on 2 examples, sha256 {plan.sha256}"]
   assert plan.segments == Plan.from_json(plan_file.read_text()).segments
   where = ["--plan", changed, "--cache_dir", root]
   seen = objects(capsys, "when-was", *where, "--tombstones", tmp_path / "list.json")
