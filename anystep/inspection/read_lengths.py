@@ -40,6 +40,7 @@ class ReadLengths:
     cut_examples: number of counted examples that lose a token to the feature lengths.
     tokens: number of tokens of the features with a length, in all counted examples, if nothing were cut.
     cut_tokens: number of these that are cut.
+    cut_before_tokens: number of these that preprocessors cut, before rows do.
     are_joined: whether inputs and targets are cut as one sequence, so that no length is one feature's own.
     is_all_known: False where the transform may itself cut to the lengths in a way that could not be counted.
   """
@@ -54,6 +55,7 @@ class ReadLengths:
   cut_examples: int
   tokens: int
   cut_tokens: int
+  cut_before_tokens: int
   are_joined: bool
   is_all_known: bool
 
@@ -87,8 +89,12 @@ class ReadLengths:
     cut = "no example is"
     if self.cut_examples:
       cut = f"{self.cut_examples_percent:.3g}% of examples and {self.cut_tokens_percent:.3g}% of tokens are"
+    by = ""
+    if self.cut_before_tokens:
+      all_before = self.cut_before_tokens == self.cut_tokens
+      by = ", by its preprocessors" if all_before else ", by its preprocessors and by rows"
     unknown = "" if self.is_all_known else "; what its preprocessors cut themselves is not known"
-    return f"{self.task} {self.split}: {cut} cut to {lengths}{sample}{unknown}"
+    return f"{self.task} {self.split}: {cut} cut to {lengths}{by}{sample}{unknown}"
 
   def to_json(self) -> dict[str, Any]:
     """Return the numbers as a JSON object."""
@@ -164,6 +170,7 @@ def count_read_lengths(
     cut_examples=counting.cut_examples,
     tokens=counting.tokens,
     cut_tokens=counting.cut_tokens,
+    cut_before_tokens=counting.cut_before_tokens,
     are_joined=are_joined,
     is_all_known=counting.is_all_known,
   )
@@ -227,7 +234,7 @@ class _Counting:
     self._cut_lengths = cut_lengths
     self.features: dict[str, LengthCounts] = {}
     self.counted_examples = self.dropped_examples = 0
-    self.cut_examples = self.tokens = self.cut_tokens = 0
+    self.cut_examples = self.tokens = self.cut_tokens = self.cut_before_tokens = 0
     self.is_all_known = True
 
   def add(
@@ -248,6 +255,7 @@ class _Counting:
     """
     num_kept = num_examples if num_kept is None else num_kept
     cut = np.zeros(num_kept, np.int64) if cut_before is None else cut_before.copy()
+    self.cut_before_tokens += int(cut.sum())
     self.tokens += int(cut.sum())
     for name, column in lengths.items():
       self.features.setdefault(name, LengthCounts()).add(column)

@@ -192,7 +192,7 @@ def _run_stats(arguments: argparse.Namespace) -> None:
     print_stats(caches, shares)
     if read_lengths is None:
       reason = AFTER_CACHE_UNKNOWN if lengths else "no lengths of rows are named: add --feature_lengths"
-      print(f"Nothing is said of what rows cut: {reason}.")
+      print(f"What rows cut is not known: {reason}.")
   if arguments.html is not None:
     write_output(arguments.html, stats_page(caches, shares), arguments.overwrite)
     print_note(f"{arguments.html}: a page of {', '.join(dict.fromkeys(data.tasks))}")

@@ -30,9 +30,7 @@ _ORDER_FLAGS = (
   "packing",
 )
 
-AFTER_CACHE_UNKNOWN = (
-  "what examples go through after the cache is not known here: add --module_import=MODULE_OF_THE_TASK"
-)
+AFTER_CACHE_UNKNOWN = "to know which preprocessors follow the cache, add --module_import=MODULE_OF_THE_TASK"
 """Reason why nothing is said of what a model gets, for people."""
 
 

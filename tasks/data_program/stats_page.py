@@ -62,11 +62,10 @@ def _format_columns(feature: Mapping[str, Any]) -> dict[str, str]:
     "max": f"{feature['max']:,}",
   }
   if "feature_length" in feature:
-    columns |= {
-      "length": f"{feature['feature_length']:,}",
-      "examples cut": f"{feature['cut_examples']:,} ({format_percent(feature['cut_examples_percent'])})",
-      "tokens cut": f"{feature['cut_tokens']:,} ({format_percent(feature['cut_tokens_percent'])})",
-    }
+    columns["length"] = f"{feature['feature_length']:,}"
+    for what in ("examples", "tokens"):
+      share = format_percent(feature[f"cut_{what}_percent"])
+      columns[f"{what} cut by rows"] = f"{feature[f'cut_{what}']:,} ({share})"
   return columns
 
 

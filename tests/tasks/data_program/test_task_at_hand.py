@@ -304,7 +304,7 @@ def test_stats_without_the_task_say_what_they_cannot_know(root, capsys):
   assert objects[0]["read"] is None
   assert "cut_examples" not in objects[0]["features"]["targets"]
   lines, _ = run(capsys, "stats", *arguments)
-  assert lines[-1].startswith("Nothing is said of what rows cut: ")
+  assert lines[-1].startswith("What rows cut is not known: ")
   assert lines[-1].endswith("add --module_import=MODULE_OF_THE_TASK.")
   lines, _ = run(capsys, "stats", f"--cache_dir={root}", "--task=spans")
   assert lines[-1].endswith("add --feature_lengths.")

@@ -177,3 +177,15 @@ def test_span_corruption_of_pieces_that_fit_cuts_nothing(tmp_path):
   # The pieces are longer than either of the lengths.
   assert LENGTHS["targets"] < SPAN_CHUNK
   assert found.describe_cut() == "demo train: no example is cut to inputs 12, targets 8"
+
+
+def test_a_cut_by_preprocessors_is_said_to_be_theirs(tmp_path):
+  def piece_of(ordinal):
+    return {"targets": np.full(4 * SPAN_CHUNK, 7, np.int32)}
+
+  features = {"targets": FEATURES["targets"]}
+  built = caches.build(tmp_path, num_examples=5, features=features, example_of=piece_of)
+  reader = reader_of(built, preprocessors.span_corruption, append_eos, outputs=["inputs", "targets"])
+  found = count_read_lengths(built.open(), reader, feature_lengths=LENGTHS)
+  assert found.cut_before_tokens == found.cut_tokens > 0
+  assert found.describe_cut().endswith("cut to inputs 12, targets 8, by its preprocessors")
