@@ -9,7 +9,8 @@ The directory is where programs run:
 - `caches`: preshuffled caches, in ArrayRecord and TFRecord files, and two that describe `rows` as they are;
 - `plans`, `units`: a mixture that was changed, a packed one, tombstones, and their unit tables;
 - `model`: a run that ended at step 2;
-- `expected`: what each of COMMANDS printed; digests and losses of the run's first four steps.
+- `expected`: what each of COMMANDS printed; digests and losses of the run's first four steps, and of a run
+  without dropout from its beginning (`steps_without_dropout.json`) and from that run's step 2.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _MODULE = "--module_import=earlier_tasks"
 _CACHE = "--cache_dir=caches"
 _STEPS = f"--steps=0:{NUM_STEPS}"
 _LENGTHS = f"--feature_lengths={json.dumps(LENGTHS)}"
+# The run of the fixture has dropout, whose masks were others in version 0.1.
+WITHOUT_DROPOUT = ("--accept_change=model.module.config.dropout_rate",)
 PLANS = {
   "single": ["start", _CACHE, "--task=early_reverse_3", "--batch_size=4", "--num_epochs=2", "--seed=3"],
   "mixture": [
@@ -125,7 +128,7 @@ def make_plans() -> None:
     run("anystep-data", "plan", command, *others, f"--output=plans/{name}.json")
 
 
-def train(last_step: int) -> None:
+def train(last_step: int, *flags: str, dropout_rate: float = 0.1) -> None:
   """Trains in `model` up to a step, from where it is."""
   sizes = {"emb_dim": 8, "num_heads": 2, "head_dim": 4, "mlp_dim": 16}
   layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -139,12 +142,13 @@ def train(last_step: int) -> None:
     "CHECKPOINT_PERIOD": SAVED_STEP,
     "BATCH_SIZE": 8,
     "EVAL_DATASET": None,
-    "DROPOUT_RATE": 0.1,
+    "DROPOUT_RATE": dropout_rate,
     **{f"network.T5Config.{name}": value for name, value in {**sizes, **layers}.items()},
   }
   run(
     *("anystep-train", "--gin_file=gin_configs/examples/stdlib_tiny.gin"),
     *(f"--gin.{name}={value}" for name, value in values.items()),
+    *flags,
   )
 
 
@@ -181,6 +185,15 @@ def make(directory: pathlib.Path) -> None:
     train(LAST_STEP)
     text = "".join(json.dumps(step) + "\n" for step in steps_of_the_run())
     pathlib.Path("expected", "steps.jsonl").write_text(text)
+    without_dropout = {}
+    for from_step in (SAVED_STEP, 0):
+      shutil.rmtree("model")
+      if from_step:
+        shutil.copytree("saved", "model")
+      train(LAST_STEP, *WITHOUT_DROPOUT, dropout_rate=0.0)
+      without_dropout[str(from_step)] = steps_of_the_run()
+    path = pathlib.Path("expected", "steps_without_dropout.json")
+    path.write_text(json.dumps(without_dropout, indent=1) + "\n")
     shutil.rmtree("model")
     pathlib.Path("saved").rename("model")
 

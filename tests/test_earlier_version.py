@@ -71,17 +71,31 @@ def test_plans_and_unit_tables_are_made_again_to_the_byte():
 
 
 @pytest.mark.parametrize("from_step", [0, SAVED_STEP])
-def test_a_run_goes_on_as_it_would_have(from_step):
+def test_a_run_without_dropout_goes_on_as_it_would_have(from_step):
   """Digests to the bit; losses nearly, for other processors round otherwise."""
   if from_step == 0:
     shutil.rmtree("model")
-  earlier_version.train(earlier_version.LAST_STEP)
+  earlier_version.train(
+    earlier_version.LAST_STEP, *(earlier_version.WITHOUT_DROPOUT if from_step else []), dropout_rate=0.0
+  )
   steps = earlier_version.steps_of_the_run()
-  expected = [json.loads(line) for line in pathlib.Path("expected/steps.jsonl").read_text().splitlines()]
+  expected = json.loads(pathlib.Path("expected/steps_without_dropout.json").read_text())[str(from_step)]
   assert [(step["step"], step["digest"]) for step in steps] == [
     (step["step"], step["digest"]) for step in expected
   ]
   np.testing.assert_allclose([s["loss"] for s in steps], [s["loss"] for s in expected], rtol=1e-5)
+
+
+def test_a_run_with_the_dropout_of_version_0_1_is_refused_unless_that_is_accepted(capsys):
+  with pytest.raises(RuntimeError):
+    earlier_version.train(earlier_version.LAST_STEP)
+  error = capsys.readouterr().err
+  assert "resume_contract" in error
+  assert "model.module.config.dropout_masks: absent → " in error
+  earlier_version.train(earlier_version.LAST_STEP, "--accept_change=model.module.config.dropout_masks")
+  expected = [json.loads(line) for line in pathlib.Path("expected/steps.jsonl").read_text().splitlines()]
+  found = [(step["step"], step["digest"]) for step in earlier_version.steps_of_the_run()]
+  assert found == [(step["step"], step["digest"]) for step in expected]
 
 
 @contextlib.contextmanager

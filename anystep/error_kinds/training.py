@@ -41,6 +41,7 @@ TRAINING = {
     "resume_contract": "Values are not those of the checkpoint: set them back, or accept each by name.",
   },
   ExitCode.CONFIG: {
+    "attention_implementation": "cuDNN would give the learned position biases no gradient.",
     "cache_dir": "Training from caches needs `CACHE_DIR`, the root that `anystep-cache` wrote to.",
     "cache_too_large": "`--cache_if_missing` would write more than its limit.",
     "gin_binding": "A value of `--gin.NAME=` cannot be read.",

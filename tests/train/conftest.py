@@ -1,12 +1,22 @@
 """A cache of the tiny task, the shipped example's command line, shrunk to it, and runs of it."""
 
+import os
 import shutil
 
+import jax
 import pytest
 import tiny_tasks
 from train_runs import CHECKPOINT_PERIOD, TOTAL_STEPS, train_until
 
 from anystep.cache_job.job import CacheOptions, cache_tasks
+
+
+@pytest.fixture
+def optimized():
+  """XLA's optimizations, as T5X ran with: an update by a gradient's sign turns with the last bit of a sum."""
+  jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "true")
 
 
 @pytest.fixture(scope="session")

@@ -132,7 +132,8 @@ def _silence() -> Iterator[None]:
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
-  return {"step": state.step, "params": state.params, "opt_state": _leaves_by_path(state.opt_state)}
+  tree = {"step": state.step, "params": state.params, "opt_state": _leaves_by_path(state.opt_state)}
+  return tree | ({"mutables": state.mutables} if state.mutables else {})
 
 
 def _leaves_by_path(tree: Any) -> dict[str, Any]:

@@ -32,6 +32,8 @@ _LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools",
 # Fields of a Linen module that do not affect what it computes.
 _OF_MODULES = ("parent", "name")
 _LONGEST_TEXT = 200
+# Metadata of a dataclass field that is newer than version 0.1, which computed what its default does.
+LEFT_OUT_AT_DEFAULT = types.MappingProxyType({"anystep_left_out_at_default": True})
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 Value = None | bool | int | float | str | list
@@ -167,11 +169,16 @@ def _take_apart(value: Any) -> tuple[str | None, Iterator[tuple[str, Any]]]:
     return _qualified_name(value), iter(())
   if dataclasses.is_dataclass(value):
     left_out = _OF_MODULES if isinstance(value, nn.Module) else ()
-    fields = [field.name for field in dataclasses.fields(value) if field.name not in left_out]
-    return _class_name(type(value)), _list_members({name: getattr(value, name) for name in fields})
+    fields = [field for field in dataclasses.fields(value) if field.name not in left_out]
+    members = {field.name: getattr(value, field.name) for field in fields if not _is_left_out(field, value)}
+    return _class_name(type(value)), _list_members(members | getattr(value, "deciding_values", {}))
   if hasattr(value, "__dict__"):
     return _class_name(type(value)), _list_members(vars(value))
   return _shorten(_ADDRESS.sub("", repr(value))), iter(())
+
+
+def _is_left_out(field: dataclasses.Field, value: Any) -> bool:
+  return field.metadata.items() >= LEFT_OUT_AT_DEFAULT.items() and getattr(value, field.name) == field.default
 
 
 def _take_apart_transformation(value: optax.GradientTransformation) -> Iterator[tuple[str, Any]]:

@@ -197,7 +197,7 @@ def _examples(command: Sequence[str], step: int) -> list[dict[str, str]]:
 
   trainer = configure(["anystep-train", *command[1:]])
   dataset = Dataset.open(trainer.train_dataset)
-  data = dataset.run_order().open(trainer.model.FEATURE_CONVERTER)
+  data = dataset.run_order().open(trainer.model.feature_converter)
   features = only_task(dataset).output_features
   origins = what_was_at(data.plan, dataset.cached.caches, step)
   with data.open_stream() as stream:

@@ -5,6 +5,8 @@ The loop, the data and files belong elsewhere.
 
 from anystep.lazy import lazy_names
 
-__all__ = ["EncoderDecoderModel"]
+__all__ = ["DecoderOnlyModel", "EncoderDecoderModel"]
 
-__getattr__ = lazy_names(__name__, {"EncoderDecoderModel": "encoder_decoder"})
+__getattr__ = lazy_names(
+  __name__, {"DecoderOnlyModel": "decoder_only", "EncoderDecoderModel": "encoder_decoder"}
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -13,20 +13,25 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.models.base import Batch, Metrics, Model, MutableModel, Tree
 from anystep.train.partitioning import Partitioner
-
-Batch = Mapping[str, jax.Array]
-Metrics = dict[str, jax.Array]
 
 
 @flax.struct.dataclass
 class TrainState:
-  """State of training: the number of steps done, the parameters, and the optimizer's state."""
+  """State of training.
+
+  Attributes:
+    step: number of steps done.
+    params: the parameters.
+    opt_state: the optimizer's state.
+    mutables: mutable collections of the model, such as batch statistics; most models have none.
+  """
 
   step: Any
   params: Any
   opt_state: Any
+  mutables: dict[str, Any] = flax.struct.field(default_factory=dict)
 
 
 def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
@@ -36,7 +41,7 @@ def stream_key(root_key: jax.Array, stream: str, step: jax.Array | int) -> jax.A
 
 
 def initialize(
-  model: EncoderDecoderModel,
+  model: Model,
   optimizer: optax.GradientTransformation,
   *,
   root_key: jax.Array,
@@ -48,15 +53,17 @@ def initialize(
   Returns:
     The function places the state on the mesh. The abstract state has shapes, dtypes and shardings.
   """
-  param_shardings = partitioner.shardings(mesh, model.logical_axes())
+  mutable_shardings = partitioner.shardings(mesh, model.logical_axes())
+  param_shardings = mutable_shardings.pop("params")
 
   def init() -> TrainState:
-    params = model.init(stream_key(root_key, "params", 0))
-    params = jax.lax.with_sharding_constraint(params, param_shardings)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    mutables = model.initial_variables(stream_key(root_key, "params", 0))
+    params = jax.lax.with_sharding_constraint(mutables.pop("params"), param_shardings)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), mutables)
 
   shapes = jax.eval_shape(init)
   partitioner.check_divides(shapes.params, param_shardings)
+  partitioner.check_divides(shapes.mutables, mutable_shardings)
   replicated = NamedSharding(mesh, PartitionSpec())
   # The optimizer's arrays with a parameter's shape are sharded like the parameter.
   opt_shardings = optax.tree_utils.tree_map_params(
@@ -67,7 +74,7 @@ def initialize(
     param_shardings,
     transform_non_params=lambda _: replicated,
   )
-  shardings = TrainState(replicated, param_shardings, opt_shardings)
+  shardings = TrainState(replicated, param_shardings, opt_shardings, mutable_shardings)
   abstract = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
   )
@@ -75,16 +82,27 @@ def initialize(
 
 
 def make_train_step(
-  model: EncoderDecoderModel, optimizer: optax.GradientTransformation, *, root_key: jax.Array
+  model: Model, optimizer: optax.GradientTransformation, *, root_key: jax.Array
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Return the compiled training step. It reuses the memory of the state that it is given."""
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)
-    gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, dropout_key)
+    gradients, (metrics, mutables) = _gradients(model, state, batch, dropout_key)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics | {"gradient_norm": optax.tree.norm(gradients)}
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return TrainState(state.step + 1, params, opt_state, mutables), metrics
 
   return jax.jit(train_step, donate_argnums=0)
+
+
+def _gradients(
+  model: Model, state: TrainState, batch: Batch, rng: jax.Array
+) -> tuple[Tree, tuple[Metrics, dict[str, Tree]]]:
+  """Return the gradients of the loss, sums for reports, and the mutable collections after the step."""
+  if not state.mutables:
+    gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, rng)
+    return gradients, (metrics, {})
+  assert isinstance(model, MutableModel), "its state has mutable collections"
+  return jax.grad(model.loss_and_mutables, has_aux=True)(state.params, batch, rng, state.mutables)

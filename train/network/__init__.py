@@ -1,10 +1,27 @@
-"""T5.1.1, layer by layer (Raffel et al. 2020, https://arxiv.org/abs/1910.10683).
+"""Networks: T5, scalable T5, and decoder-only transformers, layer by layer.
 
-Linen modules alone; losses are `anystep.train.models`'.
+Linen modules alone, and no losses: those are `anystep.train.models`'.
 """
 
 from anystep.lazy import lazy_names
 
-__all__ = ["T5Config", "Transformer"]
+__all__ = [
+  "DecoderConfig",
+  "DecoderWrapper",
+  "ScalableT5Config",
+  "ScalableTransformer",
+  "T5Config",
+  "Transformer",
+]
 
-__getattr__ = lazy_names(__name__, {"T5Config": "t5", "Transformer": "t5"})
+__getattr__ = lazy_names(
+  __name__,
+  {
+    "DecoderConfig": "decoder_only",
+    "DecoderWrapper": "decoder_only",
+    "ScalableT5Config": "scalable_t5",
+    "ScalableTransformer": "scalable_t5",
+    "T5Config": "t5",
+    "Transformer": "t5",
+  },
+)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Initializer
 
+from anystep.train.network.attention_functions import attend
 from anystep.train.network.layers import dense
 
 
@@ -17,6 +18,7 @@ def attention_mask(
   query_segments: jax.Array | None = None,
   key_segments: jax.Array | None = None,
   causal: bool = False,
+  prefix: jax.Array | None = None,
 ) -> jax.Array:
   """Return the mask of the keys that each query may attend to.
 
@@ -27,6 +29,8 @@ def attention_mask(
       to. A query attends within its own example only.
     key_segments: (rows, key_length) int32, the same of the keys; both or neither.
     causal: whether to hide from a query the keys after it.
+    prefix: (rows, length) bool, for a causal mask of self-attention: where both query and key are in the
+      prefix of an example, the key is not hidden.
 
   Returns:
     (rows, 1, query_length, key_length) bool; the axis of size 1 stands for the heads.
@@ -45,7 +49,10 @@ def attention_mask(
   if query_segments is not None and key_segments is not None:
     mask = mask & (query_segments[:, :, None] == key_segments[:, None, :])
   if causal:
-    mask = mask & jnp.tri(mask.shape[1], mask.shape[2], dtype=bool)[None]
+    before = jnp.tri(mask.shape[1], mask.shape[2], dtype=bool)[None]
+    if prefix is not None:
+      before = before | (prefix[:, :, None] & prefix[:, None, :])
+    mask = mask & before
   return mask[:, None]
 
 
@@ -60,13 +67,17 @@ class MultiHeadAttention(nn.Module):
     num_heads: number of heads.
     head_dim: size of a head's queries, keys and values.
     dtype: dtype of the computation; parameters are float32.
-    float32_logits: whether logits and softmax are float32 where dtype is smaller.
+    float32_logits: see `attend`.
+    implementation: see `attend`.
+    joined_kernels: whether kernels have one axis for all heads' values, `joined_kv`; else `heads` and `kv`.
   """
 
   num_heads: int
   head_dim: int
   dtype: Any = jnp.float32
   float32_logits: bool = False
+  implementation: str = "reference"
+  joined_kernels: bool = True
 
   @nn.compact
   def __call__(
@@ -95,25 +106,29 @@ class MultiHeadAttention(nn.Module):
     """
     init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
     query_init = nn.initializers.variance_scaling(1.0 / self.head_dim, "fan_in", "normal")
-    query = self._heads(queries, "query", query_init)
-    key = self._heads(keys_values, "key", init)
-    value = self._heads(keys_values, "value", init)
-
-    logits_dtype = jnp.float32 if self.float32_logits else self.dtype
-    logits = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=logits_dtype)
-    if bias is not None:
-      logits += bias.astype(logits_dtype)
-    logits = jnp.where(mask, logits, jnp.finfo(logits_dtype).min)
-    weights = jax.nn.softmax(logits).astype(self.dtype) * weight_dropout
-
-    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-    attended = attended.reshape(*queries.shape[:2], self.num_heads * self.head_dim)
-    out = dense(queries.shape[-1], ("joined_kv", "embed"), name="out", dtype=self.dtype, init=init)
-    return out(attended)
+    attended = attend(
+      self._heads(queries, "query", query_init),
+      self._heads(keys_values, "key", init),
+      self._heads(keys_values, "value", init),
+      mask=mask,
+      bias=bias,
+      weight_dropout=weight_dropout,
+      float32_logits=self.float32_logits,
+      implementation=self.implementation,
+    )
+    emb_dim = queries.shape[-1]
+    if not self.joined_kernels:
+      out = dense(emb_dim, ("heads", "kv", "embed"), name="out", dtype=self.dtype, init=init, axis=(-2, -1))
+      return out(attended)
+    joined = attended.reshape(*queries.shape[:2], self.num_heads * self.head_dim)
+    return dense(emb_dim, ("joined_kv", "embed"), name="out", dtype=self.dtype, init=init)(joined)
 
   def _heads(self, x: jax.Array, name: str, init: Initializer) -> jax.Array:
     """Map (rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
+    heads = (self.num_heads, self.head_dim)
+    if not self.joined_kernels:
+      return dense(heads, ("embed", "heads", "kv"), name=name, dtype=self.dtype, init=init)(x)
     joined = dense(
       self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
     )
-    return joined(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
+    return joined(x).reshape(*x.shape[:2], *heads)

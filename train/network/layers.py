@@ -11,24 +11,91 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
 
+LOOKUPS = ("gather", "one_hot")
 TRUNCATED_NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
 def dense(
-  features: int, axes: tuple[str, str], *, name: str, dtype: Any, init: Initializer = TRUNCATED_NORMAL_FAN_IN
-) -> nn.Dense:
-  """Return a linear map without bias; its kernel (in, features) has these logical axes."""
+  features: int | tuple[int, ...],
+  axes: tuple[str, ...],
+  *,
+  name: str,
+  dtype: Any,
+  init: Initializer = TRUNCATED_NORMAL_FAN_IN,
+  axis: int | tuple[int, ...] = -1,
+) -> nn.DenseGeneral:
+  """Return a linear map of the last axes, without bias; its kernel (*in, *out) has these logical axes."""
   kernel_init = nn.with_logical_partitioning(init, axes)
-  return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=kernel_init, name=name)
+  return nn.DenseGeneral(
+    features,
+    axis=axis,
+    use_bias=False,
+    dtype=dtype,
+    param_dtype=jnp.float32,
+    kernel_init=kernel_init,
+    name=name,
+  )
 
 
-def rms_norm(*, name: str, dtype: Any) -> nn.RMSNorm:
-  """x / sqrt(mean(x^2) + 1e-6) * scale over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-  scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-  return nn.RMSNorm(epsilon=1e-6, dtype=dtype, scale_init=scale_init, name=name)
+class RMSNorm(nn.Module):
+  """x / sqrt(mean(x^2) + 1e-6) * scale over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+  The mean and the quotient are float32, and rounded to `dtype` before the scale multiplies them, as in T5X.
+  (Linen's rounds once, after the scale.)
+
+  Attributes:
+    dtype: dtype of the result.
+  """
+
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """(..., emb_dim) float to the same."""
+    init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
+    x = x.astype(jnp.float32)
+    mean_square = jnp.mean(jax.lax.square(x), axis=-1, keepdims=True)
+    normalized = (x * jax.lax.rsqrt(mean_square + 1e-6)).astype(self.dtype)
+    return normalized * scale.astype(self.dtype).reshape((1,) * (x.ndim - 1) + scale.shape)
+
+
+class Embedding(nn.Module):
+  """Table of embeddings, also for logits.
+
+  Attributes:
+    vocab_size: number of token ids.
+    emb_dim: size of an embedding.
+    lookup: `gather`; or `one_hot`, a product with one-hot rows as in T5X, whose gradient is a product too
+      and not a sum in whatever order an accelerator's threads come. An id outside the vocabulary has the
+      embedding 0 with `one_hot`, and nan with `gather`.
+    dtype: dtype of embeddings; the table is float32.
+  """
+
+  vocab_size: int
+  emb_dim: int
+  lookup: str = "gather"
+  dtype: Any = jnp.float32
+
+  def setup(self):
+    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocab", "embed"))
+    self.embedding = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    """(rows, length) int to (rows, length, emb_dim)."""
+    table = self.embedding.astype(self.dtype)
+    if self.lookup == "one_hot":
+      return jax.nn.one_hot(tokens, self.vocab_size, dtype=self.dtype) @ table
+    return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+
+  def logits(self, x: jax.Array) -> jax.Array:
+    """Products with every embedding by sqrt(emb_dim): (..., emb_dim) to (..., vocab_size) float32."""
+    products = jnp.einsum("...e,ve->...v", x.astype(jnp.float32), self.embedding)
+    return products / np.float32(np.sqrt(self.emb_dim))
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:

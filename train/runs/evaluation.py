@@ -12,7 +12,8 @@ from anystep.features.ragged import Batch, Ragged
 from anystep.programs.progress import Progress
 from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
 from anystep.train.datasets.run_data import RunData, only_task
-from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.models.base import Model
+from anystep.train.models.train_state import TrainState
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
 
 # A model that decodes has only its own tokens before each, and most often lower metrics.
@@ -20,9 +21,7 @@ TEACHER_FORCED = "teacher_forced/"
 EVALUATION_OUTPUTS = (ModelOutput.SCORE, ModelOutput.PREDICTION)
 
 
-def evaluate(
-  model: EncoderDecoderModel, params: Any, data: RunData, mesh: jax.sharding.Mesh
-) -> dict[str, float]:
+def evaluate(model: Model, state: TrainState, data: RunData, mesh: jax.sharding.Mesh) -> dict[str, float]:
   """Return the task's own metrics, with cross entropy in nats and token accuracy in percent per target token.
 
   Predictions are teacher-forced: each is the likeliest token, given the true targets before it. Metrics of
@@ -30,7 +29,7 @@ def evaluate(
 
   Args:
     model: computes scores and predictions.
-    params: the model's parameters.
+    state: the model's parameters and mutable collections.
     data: one epoch of the examples to evaluate.
     mesh: the devices.
   """
@@ -38,26 +37,27 @@ def evaluate(
   sharding = batch_sharding(mesh)
   rows = local_rows(sharding, config.batch_size)
   score = jax.jit(model.score_batch, out_shardings=NamedSharding(mesh, PartitionSpec()))
+  mutables = (state.mutables,) if state.mutables else ()
   examples, outputs = [], []
   with Progress(f"evaluate {config.split}", total=data.num_examples, unit="examples") as progress:
     for features, batch, real in data.evaluation_batches():
       local = {name: array[rows] for name, array in batch.items()}
-      scored = score(params, global_batch(local, sharding, rows, config.batch_size))
-      weights = batch["decoder_loss_weights"][real] > 0
+      scored = score(state.params, global_batch(local, sharding, rows, config.batch_size), *mutables)
+      weights = batch["decoder_loss_weights"][real]
       predictions = np.asarray(scored["predictions"])[real]
-      correct = weights & (predictions == batch["decoder_target_tokens"][real])
+      correct = weights * (predictions == batch["decoder_target_tokens"][real])
       outputs.append(
         {
           "scores": np.asarray(scored["scores"])[real],
-          "predictions": np.where(weights, predictions, 0),
-          "tokens": weights.sum(axis=1),
+          "predictions": _targets_first(predictions, weights > 0),
+          "weights": weights.sum(axis=1),
           "correct": correct.sum(axis=1),
         }
       )
       examples.extend(_by_row(features, config.task_feature_lengths))
       progress.update(len(examples))
   joined = {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
-  num_tokens = joined["tokens"].sum()
+  weight_sum = joined["weights"].sum()
   metrics = compute_metrics(
     only_task(data.dataset),
     examples,
@@ -66,11 +66,20 @@ def evaluate(
   )
   return {
     "examples": len(examples),
-    "cross_entropy": float(-joined["scores"].sum() / num_tokens),
+    "cross_entropy": float(-joined["scores"].sum() / weight_sum),
     # In percent, as the metrics of T5's tasks.
-    f"{TEACHER_FORCED}token_accuracy": float(100 * joined["correct"].sum() / num_tokens),
+    f"{TEACHER_FORCED}token_accuracy": float(100 * joined["correct"].sum() / weight_sum),
     **metrics,
   }
+
+
+def _targets_first(predictions: np.ndarray, are_targets: np.ndarray) -> np.ndarray:
+  """Return each row's predictions of targets at its beginning, and 0 after them: `(rows, length)`.
+
+  Where inputs and targets share a row, the targets come after the inputs.
+  """
+  order = np.argsort(~are_targets, axis=1, kind="stable")
+  return np.take_along_axis(np.where(are_targets, predictions, 0), order, axis=1)
 
 
 def _by_row(features: Batch, lengths: Any) -> list[dict[str, np.ndarray]]:

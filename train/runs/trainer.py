@@ -39,7 +39,7 @@ from anystep.train.configuration.resume_contract import (
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.datasets.run_datasets import find_datasets
-from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.models.base import Model
 from anystep.train.models.train_state import initialize, make_train_step
 from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
 from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate
@@ -73,7 +73,7 @@ class Trainer:
     random_seed: seed of the initial parameters and of dropout.
   """
 
-  model: EncoderDecoderModel
+  model: Model
   model_dir: str
   train_dataset: DatasetConfig
   total_steps: int
@@ -139,7 +139,7 @@ class Trainer:
         got=self.total_steps,
         fix="train for fewer steps or for more epochs",
       )
-    converter = self.model.FEATURE_CONVERTER
+    converter = self.model.feature_converter
     data = order.open(converter)
     if data.caveat:
       print(f"WARNING: {data.caveat}", file=sys.stderr, flush=True)
@@ -168,7 +168,7 @@ class Trainer:
     options = {name.removeprefix("jax_"): getattr(jax.config, name) for name in _JAX_OPTIONS}
     return built_values(
       {"model": self.model, "random_seed": self.random_seed, "jax": options},
-      leave_out=("model.input_vocabulary", "model.output_vocabulary"),
+      leave_out=("model.input_vocabulary", "model.output_vocabulary", "model.vocabulary"),
     )
 
   def run(self) -> dict[str, float]:
@@ -291,7 +291,7 @@ class PreparedRun:
     termination.resume()
     if self.evaluation is None:
       return {}
-    results = evaluate(trainer.model, state.params, self.evaluation, mesh)
+    results = evaluate(trainer.model, state, self.evaluation, mesh)
     _report_evaluation(results, self.evaluation.dataset, trainer)
     return results
 
@@ -337,9 +337,9 @@ def _accept_run(
   return [dataclasses.replace(change, now=[run_name]) for change in changes]
 
 
-def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
+def _check_vocabulary(model: Model, dataset: RunDataset) -> None:
   """Refuse a model whose vocabulary is not the tasks', or has fewer ids than theirs."""
-  vocabularies = {"inputs": model.input_vocabulary, "targets": model.output_vocabulary}
+  vocabularies = model.vocabularies
   features = [
     (task, name, task.output_features[name].vocabulary)
     for task in dataset.tasks.values()
@@ -357,8 +357,8 @@ def _check_vocabulary(model: EncoderDecoderModel, dataset: RunDataset) -> None:
         got="; ".join(list_differences(describe(vocabulary), describe(vocabularies[name]))),
         fix="set VOCABULARY to the task's",
       )
-    vocab_size = model.module.config.vocab_size
-    if vocabulary.vocab_size > vocab_size:
+    vocab_size = model.vocab_size
+    if vocab_size is not None and vocabulary.vocab_size > vocab_size:
       raise AnystepError(
         ExitCode.CONFIG,
         "vocab_size",

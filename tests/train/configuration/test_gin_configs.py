@@ -15,7 +15,7 @@ _EXAMPLES = sorted(path.relative_to(_ROOT.parent).as_posix() for path in (_ROOT 
 
 
 def _parameter_table(model: EncoderDecoderModel) -> str:
-  params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+  params = jax.eval_shape(lambda: model.initial_variables(jax.random.key(0))["params"])
   leaves = jax.tree_util.tree_flatten_with_path(params)[0]
   lines = [f"{jax.tree_util.keystr(path, simple=True, separator='/')} {leaf.shape}" for path, leaf in leaves]
   return "\n".join([*lines, f"total {sum(leaf.size for _, leaf in leaves):,}", ""])

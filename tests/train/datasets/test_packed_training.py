@@ -34,7 +34,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def params(model):
-  return model.init(jax.random.key(0))
+  return model.initial_variables(jax.random.key(0))["params"]
 
 
 @pytest.fixture(scope="module")

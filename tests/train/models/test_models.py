@@ -27,9 +27,13 @@ def strict_jax():
     yield
 
 
+def initial_params(seed):
+  return EncoderDecoderModel(MODULE).initial_variables(jax.random.key(seed))["params"]
+
+
 @pytest.fixture(scope="module")
 def params():
-  return EncoderDecoderModel(MODULE).init(jax.random.key(0))
+  return initial_params(0)
 
 
 def loss_and_metrics(model, params, batch=BATCH):
@@ -62,10 +66,13 @@ def test_correct_counts_targets_with_the_highest_logit(params):
   assert float(metrics["correct"]) == float(metrics["weight_sum"]) == 6.0
 
 
-def test_scores_ignore_how_large_a_weight_is(params):
+@pytest.mark.parametrize("weights", [[[3, 3, 3, 3], [3, 3, 0, 0]], [[0.5, 1, -1, 0], [2, 0.25, 0, 0]]])
+def test_scores_are_multiplied_by_the_weights(params, weights):
   model = EncoderDecoderModel(MODULE)
-  heavier = BATCH | {"decoder_loss_weights": BATCH["decoder_loss_weights"] * 3}
-  jax.tree.map(np.testing.assert_array_equal, scored(model, params, heavier), scored(model, params))
+  plain = scored(model, params, BATCH | {"decoder_loss_weights": np.ones((2, 4), np.int32)})["token_scores"]
+  found = scored(model, params, BATCH | {"decoder_loss_weights": np.array(weights, np.float32)})
+  np.testing.assert_allclose(found["token_scores"], plain * np.array(weights, np.float32), rtol=1e-6)
+  np.testing.assert_allclose(found["scores"], jnp.sum(found["token_scores"], axis=1), rtol=1e-6)
 
 
 def test_z_loss_is_reported_as_part_of_the_loss(params):
@@ -108,12 +115,10 @@ def test_an_average_per_sequence_counts_packed_examples_alike(params):
 
 
 def test_initial_parameters_are_a_function_of_the_key_alone():
-  model = EncoderDecoderModel(MODULE)
-  shapes = {name: array.shape for name, array in BATCH.items()}
-  same = [model.init(jax.random.key(3)), model.init(jax.random.key(3), shapes)]
-  jax.tree.map(np.testing.assert_array_equal, *same)
-  kernel = same[0]["decoder"]["logits_dense"]["kernel"]
-  assert np.any(kernel != model.init(jax.random.key(4))["decoder"]["logits_dense"]["kernel"])
+  first, again, other = initial_params(3), initial_params(3), initial_params(4)
+  jax.tree.map(np.testing.assert_array_equal, first, again)
+  kernels = [params["decoder"]["logits_dense"]["kernel"] for params in (first, other)]
+  assert np.any(kernels[0] != kernels[1])
 
 
 def test_a_batch_without_a_feature_is_refused(params):

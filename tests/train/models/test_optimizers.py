@@ -30,7 +30,7 @@ def load(name):
     return dict(arrays)
 
 
-def test_twenty_steps_are_t5xs():
+def test_twenty_steps_are_t5xs(optimized):
   config = T5Config(
     vocab_size=384,
     emb_dim=64,

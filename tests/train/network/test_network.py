@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import itertools
+import json
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +16,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.network.attention import attention_mask
-from anystep.train.network.dropout import draw_dropout
+from anystep.train.network.dropout import draw_dropout, layer_keys
 from anystep.train.network.relative_positions import relative_position_buckets
 from anystep.train.network.t5 import T5Config, Transformer
 
-T5X = Path(__file__).parents[2] / "fixtures" / "t5x_t5_1_1"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+T5X = FIXTURES / "t5x_t5_1_1"
 SIZES = {
   "vocab_size": 384,
   "emb_dim": 64,
@@ -57,6 +60,10 @@ def tiny_model(**overrides):
   return EncoderDecoderModel(Transformer(T5Config(**TINY | overrides)))
 
 
+def initial_params(model):
+  return model.initial_variables(jax.random.key(0))["params"]
+
+
 def tiny_batch():
   """Two rows, the second with padding in all features; targets are the inputs shifted left."""
   return {
@@ -88,8 +95,8 @@ def test_parameters_have_t5x_names_shapes_and_axes():
     t5x[name] = tuple((axis, int(size)) for axis, size in pairs)
 
   model = EncoderDecoderModel(Transformer(T5Config(**SIZES)))
-  shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0)), sep="/")
-  axes = flatten_dict(model.logical_axes(), sep="/")
+  shapes = flatten_dict(jax.eval_shape(model.initial_variables, jax.random.key(0))["params"], sep="/")
+  axes = flatten_dict(model.logical_axes()["params"], sep="/")
   ours = {name: tuple(zip(axes[name], shapes[name].shape, strict=True)) for name in shapes}
   assert ours == t5x
 
@@ -103,7 +110,7 @@ def test_the_first_loss_is_t5xs():
 
 def test_initial_parameters_have_the_spread_of_t5xs():
   model = EncoderDecoderModel(Transformer(T5Config(**SIZES)))
-  ours, t5x = (flatten_dict(tree, sep="/") for tree in (model.init(jax.random.key(0)), t5x_params(0)))
+  ours, t5x = (flatten_dict(tree, sep="/") for tree in (initial_params(model), t5x_params(0)))
   for name, values in t5x.items():
     # Eight standard errors of the standard deviation of that many normal draws.
     tolerance = 8 / np.sqrt(2 * values.size)
@@ -142,7 +149,7 @@ def test_buckets_are_exact(num_buckets, max_distance):
 
 def test_rows_without_weight_do_not_touch_the_loss():
   model = tiny_model()
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   batch = tiny_batch() | {"decoder_loss_weights": jnp.array([[1, 1, 1, 1], [0, 0, 0, 0]])}
   other = {name: array.at[1].set(jnp.arange(array.shape[1]) + 2) for name, array in batch.items()}
   other["decoder_loss_weights"] = batch["decoder_loss_weights"]
@@ -152,7 +159,7 @@ def test_rows_without_weight_do_not_touch_the_loss():
 
 def test_padding_does_not_touch_the_logits():
   model = tiny_model()
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   batch = tiny_batch()
   longer = {name: jnp.pad(array, ((0, 0), (0, 3))) for name, array in batch.items()}
   valid = batch["decoder_target_tokens"] > 0
@@ -163,7 +170,7 @@ def test_padding_does_not_touch_the_logits():
 
 def test_a_logit_depends_on_no_later_input():
   model = tiny_model()
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   batch = tiny_batch()
   changed = batch | {"decoder_input_tokens": batch["decoder_input_tokens"].at[0, 2].set(20)}
   before, after = logits(model, params, batch)[0], logits(model, params, changed)[0]
@@ -173,7 +180,7 @@ def test_a_logit_depends_on_no_later_input():
 
 def test_a_packed_row_has_the_logits_of_its_examples():
   model = tiny_model()
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   batch = tiny_batch()
   packed = {
     "encoder_input_tokens": jnp.array([[5, 6, 7, 8, 9, 1, 4, 3, 1, 0]]),
@@ -199,7 +206,7 @@ def test_segments_of_one_side_alone_are_refused():
 
 def test_dropout_is_a_function_of_its_key():
   model = tiny_model(dropout_rate=0.5)
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   loss_fn = jax.jit(model.loss_fn)
 
   def loss(key):
@@ -213,26 +220,21 @@ def test_dropout_is_a_function_of_its_key():
 def test_without_dropout_no_random_numbers_are_drawn():
   def program(rate, dropout_rng):
     model = tiny_model(dropout_rate=rate)
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.eval_shape(model.initial_variables, jax.random.key(0))["params"]
     return str(jax.make_jaxpr(model.loss_fn)(params, tiny_batch(), dropout_rng))
 
   assert "random_bits" in program(0.1, jax.random.key(0))
   for rate, rng in [(0.0, jax.random.key(0)), (0.1, None), (0.0, None)]:
-    assert "random_" not in program(rate, rng), (rate, rng)
+    assert "random_bits" not in program(rate, rng), (rate, rng)
+
+
+def row_keys(num_rows, seed=7):
+  return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(num_rows))
 
 
 def test_dropout_scales_what_it_keeps_and_shares_masks_along_the_length():
-  class Stream:
-    """As much of a Linen module as `draw_dropout` uses."""
-
-    def has_rng(self, name):
-      return name == "dropout"
-
-    def make_rng(self, name):
-      return jax.random.key(7)
-
   shapes = {"weights": (4, 1, 50), "mlp": (1, 300)}
-  factors = draw_dropout(Stream(), 0.25, rows=40, shapes=shapes, dtype=jnp.float32)
+  factors = draw_dropout(row_keys(40), 0.25, shapes=shapes, dtype=jnp.float32)
   assert {name: array.shape for name, array in factors.items()} == {
     "weights": (40, 4, 1, 50),
     "mlp": (40, 1, 300),
@@ -240,33 +242,76 @@ def test_dropout_scales_what_it_keeps_and_shares_masks_along_the_length():
   for array in factors.values():
     assert set(np.unique(array)) == {np.float32(0), np.float32(1 / 0.75)}
     assert np.mean(array) == pytest.approx(1.0, abs=0.05)
+    assert len({row.tobytes() for row in np.asarray(array)}) == 40
 
 
-def test_every_place_where_t5_drops_out_does(monkeypatch):
-  model = tiny_model(dropout_rate=0.1)
-  params = model.init(jax.random.key(0))
-  factors = {}
+def test_masks_of_a_row_depend_on_no_other_row():
+  shapes = {"weights": (4, 1, 50), "mlp": (1, 300)}
+  whole = draw_dropout(row_keys(8), 0.25, shapes=shapes, dtype=jnp.float32)
+  part = draw_dropout(row_keys(8)[4:6], 0.25, shapes=shapes, dtype=jnp.float32)
+  for name in shapes:
+    np.testing.assert_array_equal(part[name], whole[name][4:6])
 
-  def record(module, rate, *, shapes, **_):
-    factors.update({(*module.path, place): 1.0 for place in shapes})
+
+def test_each_layer_and_each_stack_draws_masks_of_its_own():
+  keys = [layer_keys(row_keys(3), stack=stack, num_layers=4) for stack in (0, 1)]
+  data = jax.random.key_data(jnp.stack([*keys[0], *keys[1]])).reshape(-1, 2)
+  assert len({key.tobytes() for key in np.asarray(data)}) == 2 * 5 * 3
+
+
+@pytest.fixture
+def recorded_shapes(monkeypatch):
+  """Shapes of the masks that each call of `draw_dropout` asks for, in order."""
+  calls = []
+
+  def record(row_keys, rate, *, shapes, dtype):
+    calls.append(dict(shapes))
     return dict.fromkeys(shapes, 1.0)
 
-  def replay(module, rate, *, shapes, **_):
-    return {place: traced[(*module.path, place)] for place in shapes}
+  for module in ("t5", "scalable_t5", "decoder_only"):
+    monkeypatch.setattr(f"anystep.train.network.{module}.draw_dropout", record)
+  return calls
 
-  monkeypatch.setattr("anystep.train.network.t5.draw_dropout", record)
+
+def test_masks_are_shared_where_t5xs_are(recorded_shapes):
+  """dropout_shape.json is what T5X's own masks were read off as."""
+  model = tiny_model()
+  params = initial_params(model)
+  recorded_shapes.clear()
+  logits(model, params, tiny_batch())
+  sizes = {"embed": TINY["emb_dim"], "mlp": TINY["mlp_dim"], "heads": TINY["num_heads"], "1 (shared)": 1}
+  sizes |= {"encoder length": 6, "decoder length": 4}
+  (t5x,) = json.loads((FIXTURES / "t5x" / "dropout_shape" / "dropout_shape.json").read_text())["models"]
+  t5xs = [tuple(sizes[axis] for axis in mask["mask_axes"][1:]) for mask in t5x["masks"]]
+  # T5X's are in the order of its program: its encoder's first, then its layers', then its last.
+  encoder_ends, encoder_layer, decoder_ends, decoder_layer = (list(call.values()) for call in recorded_shapes)
+  ours = [encoder_ends[0], *encoder_layer, encoder_ends[1], decoder_ends[0], *decoder_layer, decoder_ends[1]]
+  assert ours == t5xs
+  assert encoder_ends[1] == (6, TINY["emb_dim"])
+
+
+def test_every_place_where_t5_drops_out_does(recorded_shapes, monkeypatch):
+  model = tiny_model(dropout_rate=0.1)
+  params = initial_params(model)
+  recorded_shapes.clear()
   kept = logits(model, params, tiny_batch())
   layer = ["weights", "attention", "hidden", "mlp"]
-  places = {
-    ("encoder",): ["first", "last"],
-    ("decoder",): ["first", "last"],
-    ("encoder", "layers_0"): layer,
-    ("decoder", "layers_0"): [*layer, "cross_weights", "cross_attention"],
-  }
-  assert set(factors) == {(*path, place) for path, names in places.items() for place in names}
+  decoder_layer = ["weights", "attention", "cross_weights", "cross_attention", "hidden", "mlp"]
+  assert [list(call) for call in recorded_shapes] == [
+    ["first", "last"],
+    layer,
+    ["first", "last"],
+    decoder_layer,
+  ]
+
+  factors = {(call, place): 1.0 for call, shapes in enumerate(recorded_shapes) for place in shapes}
+  traced = {}
+
+  def replay(row_keys, rate, *, shapes, dtype):
+    call = next(calls)
+    return {place: traced[call, place] for place in shapes}
 
   monkeypatch.setattr("anystep.train.network.t5.draw_dropout", replay)
-  traced = {}
 
   @jax.jit
   def logits_with(factors):
@@ -274,6 +319,7 @@ def test_every_place_where_t5_drops_out_does(monkeypatch):
     return logits(model, params, tiny_batch())
 
   for place in factors:
+    calls = itertools.count()
     dropped = logits_with(factors | {place: 0.0})
     assert not np.allclose(dropped, kept, atol=1e-3), place
   np.testing.assert_allclose(logits_with(factors), kept, atol=1e-5)
@@ -281,7 +327,7 @@ def test_every_place_where_t5_drops_out_does(monkeypatch):
 
 def test_t5_1_0_takes_its_logits_from_the_embedding():
   model = tiny_model(logits_via_embedding=True, mlp_activations=("relu",))
-  params = model.init(jax.random.key(0))
+  params = initial_params(model)
   assert "logits_dense" not in params["decoder"]
   assert set(params["decoder"]["layers_0"]["mlp"]) == {"wi", "wo"}
 
@@ -300,8 +346,8 @@ def test_t5_1_0_takes_its_logits_from_the_embedding():
 def test_bfloat16_keeps_parameters_and_logits_in_float32(float32_logits):
   model = tiny_model(dtype="bfloat16", float32_attention_logits=float32_logits, dropout_rate=0.1)
   with jax.numpy_dtype_promotion("standard"):  # Linen's RMSNorm promotes bfloat16 to float32 unasked
-    params = model.init(jax.random.key(0))
-    dropped = logits(model, params, tiny_batch(), rngs={"dropout": jax.random.key(0)})
+    params = initial_params(model)
+    dropped = logits(model, params, tiny_batch(), row_keys=row_keys(2))
     rounded = logits(model, params, tiny_batch())
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
   assert dropped.dtype == rounded.dtype == jnp.float32

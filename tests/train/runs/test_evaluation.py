@@ -9,6 +9,7 @@ import tiny_tasks
 
 from anystep.caches.cache import open_cache
 from anystep.train import main
+from anystep.train.models.train_state import TrainState
 from anystep.train.partitioning import Partitioner
 from anystep.train.runs.evaluation import evaluate
 
@@ -40,7 +41,7 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
   data = dataclasses.replace(prepared.evaluation, dataset=dataset)
   mesh = Partitioner().mesh(8)
   model = prepared.trainer.model
-  results = evaluate(model, model.init(jax.random.key(0)), data, mesh)
+  results = evaluate(model, _initial_state(model), data, mesh)
   ((targets, predictions),) = seen
   assert (
     results["teacher_forced/recorded"]
@@ -55,4 +56,8 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
 def _evaluate(command, batch_size):
   prepared = main.prepare(command(EVAL_DATASET="@eval/datasets.DatasetConfig()", BATCH_SIZE=batch_size))
   model = prepared.trainer.model
-  return evaluate(model, model.init(jax.random.key(0)), prepared.evaluation, Partitioner().mesh(batch_size))
+  return evaluate(model, _initial_state(model), prepared.evaluation, Partitioner().mesh(batch_size))
+
+
+def _initial_state(model):
+  return TrainState(0, model.initial_variables(jax.random.key(0))["params"], None)

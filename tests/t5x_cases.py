@@ -1,0 +1,105 @@
+"""What T5X and Hugging Face computed, in tests/fixtures, and our models of the same sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from anystep.train.models.decoder_only import DecoderOnlyModel
+from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
+from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
+from anystep.train.network.t5 import T5Config, Transformer
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FOLDERS = {"t5_1_1": FIXTURES / "t5x_t5_1_1"}
+_COMMON = {"vocab_size": 384, "head_dim": 16, "mlp_activations": ("gelu", "linear")}
+_SIZES = {
+  "t5_1_1": {"emb_dim": 64, "num_heads": 4, "mlp_dim": 128, "num_encoder_layers": 2, "num_decoder_layers": 3},
+  "decoder_only": {
+    "emb_dim": 64,
+    "num_heads": 4,
+    "mlp_dim": 128,
+    "num_layers": 3,
+    "logits_via_embedding": True,
+  },
+  "scalable_t5": {
+    "emb_dim": 128,
+    "num_heads": 4,
+    "mlp_dim": 256,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+    "remat_policy": "minimal",
+  },
+  "bfloat16": {
+    "emb_dim": 32,
+    "num_heads": 2,
+    "mlp_dim": 64,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 2,
+  },
+}
+
+
+def t5x_model(case: str, **options):
+  """Our model of a case's sizes; options are the network's."""
+  sizes = _COMMON | _SIZES[case] | options
+  if case == "decoder_only":
+    return DecoderOnlyModel(DecoderWrapper(DecoderConfig(**sizes)))
+  if case == "scalable_t5":
+    return EncoderDecoderModel(ScalableTransformer(ScalableT5Config(**sizes)))
+  return EncoderDecoderModel(Transformer(T5Config(**sizes)))
+
+
+def arrays(case: str, name: str) -> dict[str, np.ndarray]:
+  """Arrays of a file, by name."""
+  with np.load(_folder(case) / f"{name}.npz") as loaded:
+    return dict(loaded)
+
+
+def document(case: str, name: str):
+  """A JSON file."""
+  return json.loads((_folder(case) / f"{name}.json").read_text())
+
+
+def t5x_params(case: str, step: int = 0):
+  """Parameters that T5X had after a step."""
+  return unflatten_dict(
+    {name: jnp.asarray(value) for name, value in arrays(case, f"params_{step}").items()}, "/"
+  )
+
+
+def t5x_batches(case: str, batch_size: int = 8):
+  """The batches of a case, step by step."""
+  rows = arrays(case, "batches")
+  for start in range(0, len(rows["decoder_target_tokens"]), batch_size):
+    yield {name: jnp.asarray(values[start : start + batch_size]) for name, values in rows.items()}
+
+
+def model_info(case: str) -> dict[str, tuple[tuple[str, int], ...]]:
+  """Each parameter's axes, as T5X prints them: names and sizes."""
+  text = (_folder(case) / "model-info.txt").read_text().partition("Total number of parameters")[0]
+  lines = re.findall(r"Variable (\S+) +size +\d+ +shape \((.*?)\) ", text)
+  pairs = {name: [axis.split("=") for axis in axes.split(", ")] for name, axes in lines}
+  return {name: tuple((axis, int(size)) for axis, size in axes) for name, axes in pairs.items()}
+
+
+def hugging_face_weights(folder: Path) -> dict[str, np.ndarray]:
+  """The float32 arrays of a safetensors file."""
+  content = (folder / "model.safetensors").read_bytes()
+  header_bytes = int.from_bytes(content[:8], "little")
+  header, data = json.loads(content[8 : 8 + header_bytes]), content[8 + header_bytes :]
+  return {
+    name: np.frombuffer(data[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+    for name, entry in header.items()
+    if name != "__metadata__"
+  }
+
+
+def _folder(case: str) -> Path:
+  return FOLDERS.get(case, FIXTURES / "t5x" / case)

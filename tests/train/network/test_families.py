@@ -1,0 +1,161 @@
+"""Every family beside T5X's and Hugging Face's numbers: names, shapes, axes, losses and logits."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from t5x_cases import (
+  FIXTURES,
+  arrays,
+  document,
+  hugging_face_weights,
+  model_info,
+  t5x_batches,
+  t5x_model,
+  t5x_params,
+)
+
+from anystep.train.learning_rates import learning_rate_schedule
+from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
+from anystep.train.network.t5 import T5Config, Transformer
+from anystep.train.optimizers import adafactor
+
+BASE_RATES = {"t5_1_1": 0.5, "decoder_only": 0.5, "scalable_t5": 0.1, "bfloat16": 0.1}
+
+
+def losses_by_step(model, case, *, steps, batch_size=8):
+  """Losses of steps of T5X's Adafactor from a case's first parameters, and the last parameters."""
+  rate = learning_rate_schedule(base_learning_rate=BASE_RATES[case], warmup_steps=10)
+  optimizer = adafactor(rate)
+
+  @jax.jit
+  def train_step(params, state, batch):
+    (loss, _), gradient = jax.value_and_grad(model.loss_fn, has_aux=True)(params, batch)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  params = t5x_params(case)
+  state = optimizer.init(params)
+  losses = []
+  for batch in itertools.islice(t5x_batches(case, batch_size), steps):
+    params, state, loss = train_step(params, state, batch)
+    losses.append(float(loss))
+  return losses, params
+
+
+@pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5"])
+def test_parameters_have_t5xs_names_shapes_and_axes(case):
+  model = t5x_model(case)
+  shapes = flatten_dict(jax.eval_shape(model.initial_variables, jax.random.key(0))["params"], sep="/")
+  axes = flatten_dict(model.logical_axes()["params"], sep="/")
+  ours = {name: tuple(zip(axes[name], shapes[name].shape, strict=True)) for name in shapes}
+  assert ours == model_info(case)
+  assert {leaf.dtype for leaf in shapes.values()} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5"])
+def test_the_first_loss_is_t5xs(case):
+  metrics = document(case, "metrics")
+  expected = metrics["loss_by_step"] if "loss_by_step" in metrics else metrics["loss"]
+  loss, _ = jax.jit(t5x_model(case).loss_fn)(t5x_params(case), next(t5x_batches(case)))
+  assert float(loss) == pytest.approx(expected["1"], rel=1e-6)
+
+
+@pytest.mark.long
+def test_twenty_steps_of_a_decoder_are_t5xs(optimized):
+  losses, _ = losses_by_step(t5x_model("decoder_only"), "decoder_only", steps=20)
+  expected = document("decoder_only", "metrics")["loss_by_step"]
+  np.testing.assert_allclose(losses, [expected[str(step)] for step in range(1, 21)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("case", "options"),
+  [
+    ("bfloat16", {"dtype": "bfloat16"}),
+    ("bfloat16_float32_attention_logits", {"dtype": "bfloat16", "float32_attention_logits": True}),
+    ("float32", {}),
+  ],
+)
+def test_rounding_is_t5xs(case, options, optimized):
+  """As near as T5X is to itself: looser than half of its distance from float32, so wrong places show."""
+  expected, logits = document("bfloat16", "expected")[case], arrays("bfloat16", "logits")
+  model = t5x_model("bfloat16", **options)
+  batch = next(t5x_batches("bfloat16", 4))
+  found = jax.jit(model.logits)(t5x_params("bfloat16"), batch)
+  assert found.dtype == jnp.float32
+  tolerance = 2e-5 if case == "float32" else 0.012
+  np.testing.assert_allclose(found, logits[f"logits_0/{case}"], atol=tolerance)
+  losses, params = losses_by_step(model, "bfloat16", steps=5, batch_size=4)
+  found = [expected["loss_by_step"][str(step)] for step in range(1, 6)]
+  np.testing.assert_allclose(losses, found, rtol=1e-5 if case == "float32" else 4e-4)
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def hugging_face_params(weights, *, own_biases):
+  """Parameters by our names; with `own_biases` every layer has its own, as in umT5."""
+  params = {"token_embedder/embedding": weights["shared.weight"]}
+  if "lm_head.weight" in weights:
+    params["decoder/logits_dense/kernel"] = weights["lm_head.weight"].T
+  blocks = {"encoder": ["attention", "mlp"]}
+  blocks["decoder"] = ["self_attention", "encoder_decoder_attention", "mlp"]
+  norms = {"attention": "attention", "self_attention": "self_attention", "mlp": "mlp"}
+  norms["encoder_decoder_attention"] = "cross_attention"
+  names = {"q": "query", "k": "key", "v": "value", "o": "out"}
+  for stack, inner in blocks.items():
+    params[f"{stack}/{stack}_norm/scale"] = weights[f"{stack}.final_layer_norm.weight"]
+    for name, value in weights.items():
+      parts = name.split(".")
+      if parts[:2] != [stack, "block"]:
+        continue
+      layer, place = f"{stack}/layers_{parts[2]}", inner[int(parts[4])]
+      match parts[5:]:
+        case ["layer_norm", _]:
+          params[f"{layer}/pre_{norms[place]}_layer_norm/scale"] = value
+        case [_, "relative_attention_bias", _]:
+          params[f"{layer if own_biases else stack}/relpos_bias/rel_embedding"] = value.T
+        case [_, kernel, _]:
+          params[f"{layer}/{place}/{names.get(kernel, kernel)}/kernel"] = value.T
+  return params
+
+
+@pytest.mark.parametrize("name", ["hf_t5/t5_1_0", "hf_t5/t5_1_1", "hf_umt5/umt5"])
+def test_logits_are_hugging_faces(name):
+  folder = FIXTURES / name
+  config = json.loads((folder / "config.json").read_text())
+  sizes = {
+    "vocab_size": config["vocab_size"],
+    "emb_dim": config["d_model"],
+    "num_heads": config["num_heads"],
+    "head_dim": config["d_kv"],
+    "mlp_dim": config["d_ff"],
+    "num_encoder_layers": config["num_layers"],
+    "num_decoder_layers": config["num_decoder_layers"],
+    "mlp_activations": ("gelu", "linear") if config["is_gated_act"] else ("relu",),
+    "logits_via_embedding": config.get("tie_word_embeddings", True),
+  }
+  umt5 = config["model_type"] == "umt5"
+  params = hugging_face_params(hugging_face_weights(folder), own_biases=umt5)
+  if umt5:
+    network = ScalableTransformer(ScalableT5Config(**sizes, scan_layers=False))
+    for path in params:
+      if "attention/" in path and "/out/" not in path:
+        params[path] = params[path].reshape(-1, config["num_heads"], config["d_kv"])
+      elif "/out/" in path:
+        params[path] = params[path].reshape(config["num_heads"], config["d_kv"], -1)
+  else:
+    network = Transformer(T5Config(**sizes))
+  with np.load(folder / "expected.npz") as expected:
+    # Hugging Face's decoder has no mask but the causal one: to it no target is padding.
+    targets = np.ones_like(expected["decoder_target_tokens"])
+    logits = jax.jit(network.apply)(
+      {"params": unflatten_dict(params, sep="/")},
+      expected["encoder_input_tokens"],
+      expected["decoder_input_tokens"],
+      decoder_target_tokens=targets,
+    )
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)

@@ -1,0 +1,90 @@
+"""Protocol of models: what the trainer, checkpoints and evaluation need of one, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import optax
+
+from anystep.features.converters import FeatureConverter
+
+Tree = Any
+"""Nested dicts of arrays."""
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+@runtime_checkable
+class Model(Protocol):
+  """A network with its loss, scores and optimizer."""
+
+  @property
+  def feature_converter(self) -> FeatureConverter:
+    """Converter from tasks' features to this model's batches."""
+
+  @property
+  def optimizer_def(self) -> optax.GradientTransformation | None:
+    """Optimizer of the parameters; the trainer runs it."""
+
+  @property
+  def vocabularies(self) -> Mapping[str, Any]:
+    """Vocabulary by task feature, which the trainer compares with the tasks'; None for any."""
+
+  @property
+  def vocab_size(self) -> int | None:
+    """Number of token ids that the network knows; None if it does not say."""
+
+  def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """Return initial values by collection: `params`, float32, and mutable collections such as `batch_stats`.
+
+    Args:
+      rng: JAX random key.
+    """
+
+  def logical_axes(self) -> dict[str, Tree]:
+    """Return a PartitionSpec of logical axis names, such as ('embed', 'mlp'), for each initial variable."""
+
+  def loss_fn(self, params: Tree, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, Metrics]:
+    """Return the loss to minimise, and sums for reports.
+
+    Args:
+      params: the parameters.
+      batch: arrays of shape (rows, length) by feature.
+      rng: a JAX random key for dropout, or (rows,) of them, one for each row; None for no dropout.
+
+    Returns:
+      loss: () float32.
+      metrics: sums over the batch's targets, each times its weight, all () float32: `loss` (before any
+        division), `z_loss` (the part of it that is), `correct` (targets that have the highest logit) and
+        `weight_sum`. Divided by the latter, sums of them over batches are averages by token.
+    """
+
+  def score_batch(self, params: Tree, batch: Batch) -> dict[str, jax.Array]:
+    """Return log-likelihoods of the targets, without dropout, z-loss or label smoothing.
+
+    Args:
+      params: the parameters.
+      batch: as of `loss_fn`.
+
+    Returns:
+      scores: (rows,) float32, the sum of each row's token_scores.
+      token_scores: (rows, length) float32, the log-likelihood of each target times its weight.
+      predictions: (rows, length) int32, the likeliest token after the targets before it.
+    """
+
+
+@runtime_checkable
+class MutableModel(Model, Protocol):
+  """A model with mutable collections, which the training state carries; they are given to every call."""
+
+  def loss_and_mutables(
+    self, params: Tree, batch: Batch, rng: jax.Array | None, mutables: Mapping[str, Tree]
+  ) -> tuple[jax.Array, tuple[Metrics, dict[str, Tree]]]:
+    """Return what `loss_fn` does, and the mutable collections after the step."""
+
+  def score_batch(
+    self, params: Tree, batch: Batch, mutables: Mapping[str, Tree] | None = None
+  ) -> dict[str, jax.Array]:
+    """Return what `Model.score_batch` does; the mutable collections stay as they are."""

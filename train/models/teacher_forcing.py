@@ -1,0 +1,133 @@
+"""Loss and scores of models that predict each target token, given those before it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from anystep.train.models.base import Batch, Metrics, Tree
+from anystep.train.models.losses import (
+  LossNormalizingFactor,
+  normalized_weights,
+  token_cross_entropy,
+  weighted_cross_entropy,
+)
+
+TARGET_FEATURES = ("decoder_target_tokens", "decoder_loss_weights")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TeacherForcedModel(abc.ABC):
+  """Network with the cross entropy of its logits; subclasses add the network and apply it.
+
+  Batches map names to arrays of shape (rows, length): `decoder_target_tokens` (int32, 0 is padding) and
+  `decoder_loss_weights` (float or int, 0 at padding), `decoder_segment_ids` where rows are packed, and what
+  the network reads. Other entries are ignored.
+
+  Attributes:
+    optimizer_def: optimizer of the parameters, such as `optimizers.adafactor(...)`; the trainer runs it.
+    z_loss: see `losses.token_cross_entropy`.
+    label_smoothing: see `losses.token_cross_entropy`.
+    loss_normalizing_factor: None trains on the sum over tokens, as T5 does, whose Adafactor is indifferent
+      to the loss's scale; a number divides it; a `LossNormalizingFactor`, or the name of one, divides it by
+      what the batch holds.
+
+  Raises:
+    ValueError: label_smoothing is not in [0, 1), or loss_normalizing_factor is 0 or no known name.
+  """
+
+  optimizer_def: optax.GradientTransformation | None = dataclasses.field(default=None, kw_only=True)
+  z_loss: float = dataclasses.field(default=1e-4, kw_only=True)
+  label_smoothing: float = dataclasses.field(default=0.0, kw_only=True)
+  loss_normalizing_factor: float | str | LossNormalizingFactor | None = dataclasses.field(
+    default=None, kw_only=True
+  )
+
+  def __post_init__(self):
+    name = type(self).__name__
+    if not 0.0 <= self.label_smoothing < 1.0:
+      raise ValueError(f"{name}.label_smoothing: expected a rate in [0, 1), got {self.label_smoothing!r}")
+    factor = self.loss_normalizing_factor
+    if isinstance(factor, str):
+      if factor not in LossNormalizingFactor.__members__:
+        known = ", ".join(LossNormalizingFactor.__members__)
+        raise ValueError(
+          f"{name}.loss_normalizing_factor: expected None, a number or one of {known}; got {factor!r}"
+        )
+      object.__setattr__(self, "loss_normalizing_factor", LossNormalizingFactor[factor])
+    elif factor == 0:
+      raise ValueError(f"{name}.loss_normalizing_factor: expected a number to divide by, got 0")
+
+  @abc.abstractmethod
+  def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
+    """Return the logits of every target: (rows, length, vocab_size) float32.
+
+    Args:
+      params: the parameters.
+      batch: a batch, as the class describes.
+      row_keys: (rows,) JAX random keys for dropout, one for each row; None for no dropout.
+    """
+
+  def loss_fn(self, params: Tree, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, Metrics]:
+    """See `base.Model`; the key of row i is fold_in(rng, i) if rng is one key."""
+    return self.loss_of_logits(self.logits(params, batch, row_keys(rng, batch)), batch)
+
+  def score_batch(self, params: Tree, batch: Batch) -> dict[str, jax.Array]:
+    """See `base.Model`."""
+    return scores_of_logits(self.logits(params, batch), batch)
+
+  def loss_of_logits(self, logits: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
+    """Return the loss to minimise, and sums for reports, as `base.Model.loss_fn` does."""
+    check_features(batch, TARGET_FEATURES)
+    targets = batch["decoder_target_tokens"]
+    weights = batch["decoder_loss_weights"].astype(jnp.float32)
+    options = {"z_loss": self.z_loss, "label_smoothing": self.label_smoothing}
+    loss_sum, z_loss, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, **options)
+    loss = loss_sum
+    if self.loss_normalizing_factor is not None:
+      assert not isinstance(self.loss_normalizing_factor, str), "__post_init__ made it a member"
+      weights_in_loss = normalized_weights(
+        weights, self.loss_normalizing_factor, segment_ids=batch.get("decoder_segment_ids")
+      )
+      loss, _, _ = weighted_cross_entropy(logits, targets, weights=weights_in_loss, **options)
+    correct = jnp.sum(jnp.where(jnp.argmax(logits, axis=-1) == targets, weights, 0.0))
+    return loss, {"loss": loss_sum, "z_loss": z_loss, "weight_sum": weight_sum, "correct": correct}
+
+
+def scores_of_logits(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+  """Return the targets' log-likelihoods, each times its weight, as `base.Model.score_batch` does."""
+  check_features(batch, TARGET_FEATURES)
+  losses, _ = token_cross_entropy(logits, batch["decoder_target_tokens"])
+  weights = batch["decoder_loss_weights"].astype(jnp.float32)
+  token_scores = jnp.where(weights == 0.0, 0.0, -losses * weights)
+  return {
+    "scores": jnp.sum(token_scores, axis=-1),
+    "token_scores": token_scores,
+    "predictions": jnp.argmax(logits, axis=-1).astype(jnp.int32),
+  }
+
+
+def row_keys(rng: jax.Array | None, batch: Batch) -> jax.Array | None:
+  """Return the keys of a batch's rows: fold_in(rng, row), unless rng already is one key for each row."""
+  if rng is None or rng.ndim:
+    return rng
+  num_rows = batch["decoder_target_tokens"].shape[0]
+  return jax.vmap(jax.random.fold_in, (None, 0))(rng, np.arange(num_rows, dtype=np.uint32))
+
+
+def check_features(batch: Mapping[str, Any], names: Sequence[str]) -> None:
+  """Refuse a batch that lacks a feature.
+
+  Raises:
+    ValueError: names of the missing features.
+  """
+  missing = [name for name in names if name not in batch]
+  if missing:
+    raise ValueError(f"batch: expected the features {tuple(names)}, got {tuple(batch)}; {missing} missing")

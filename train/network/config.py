@@ -1,0 +1,141 @@
+"""Sizes and choices that the layers of all families have, and the layers that they give."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
+from anystep.train.network.attention import MultiHeadAttention
+from anystep.train.network.attention_functions import IMPLEMENTATIONS, cudnn_without_gradient
+from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation
+from anystep.train.network.relative_positions import RelativePositionBiases
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig(abc.ABC):
+  """Sizes and choices that the layers of all families have; a family's own add the number of layers.
+
+  Attributes:
+    vocab_size: number of token ids; at least the vocabulary's, often padded to a multiple of 128.
+    dtype: dtype of activations, as 'bfloat16'; parameters, norms' statistics and final logits are float32.
+    emb_dim: size of the embeddings.
+    num_heads: number of attention heads.
+    head_dim: size of a head.
+    mlp_dim: size of the feed-forward block's hidden layer.
+    mlp_activations: see `MlpBlock`.
+    dropout_rate: share of activations dropped in training; 0 for pretraining T5.1.1, 0.1 for finetuning.
+    logits_via_embedding: whether the logits come from the embedding table (T5 1.0) rather than from a
+      kernel of their own (T5.1.1).
+    float32_attention_logits: whether attention logits are float32 where dtype is smaller.
+    attention_implementation: of self-attention, see `attention_functions.attend`; its bias is learned, so
+      cudnn is refused.
+    embedding_lookup: see `layers.Embedding`.
+
+  Raises:
+    ValueError: a size is not a positive integer, a rate is not in [0, 1), or a name is unknown.
+    AnystepError: 78 `attention_implementation` for cudnn.
+  """
+
+  JOINED_KERNELS: ClassVar[bool] = True
+
+  vocab_size: int
+  dtype: Any = jnp.float32
+  emb_dim: int = 512
+  num_heads: int = 6
+  head_dim: int = 64
+  mlp_dim: int = 1024
+  mlp_activations: Sequence[str] = ("gelu", "linear")
+  dropout_rate: float = 0.0
+  logits_via_embedding: bool = False
+  float32_attention_logits: bool = False
+  attention_implementation: str = dataclasses.field(default="reference", metadata=LEFT_OUT_AT_DEFAULT)
+  embedding_lookup: str = dataclasses.field(default="gather", metadata=LEFT_OUT_AT_DEFAULT)
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      size = getattr(self, field.name)
+      if field.type is int and not (type(size) is int and size > 0):
+        raise ValueError(f"{self._of(field.name)}: expected a positive integer, got {size!r}")
+    if not 0.0 <= self.dropout_rate < 1.0:
+      raise ValueError(f"{self._of('dropout_rate')}: expected a rate in [0, 1), got {self.dropout_rate!r}")
+    if not self.mlp_activations or isinstance(self.mlp_activations, str):
+      raise ValueError(
+        f"{self._of('mlp_activations')}: expected names, as ('gelu',), got {self.mlp_activations!r}"
+      )
+    for name in self.mlp_activations:
+      activation(name)
+    self.check_name("attention_implementation", IMPLEMENTATIONS)
+    self.check_name("embedding_lookup", LOOKUPS)
+    if self.attention_implementation == "cudnn":
+      raise cudnn_without_gradient()
+    # What a configuration file gives, a list or a name, becomes hashable and comparable.
+    object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+    object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+
+  @property
+  def deciding_values(self) -> dict[str, str]:
+    """Values besides the attributes that decide parameters: a run resumes only where they are the same."""
+    # Version 0.1 drew masks by batch, and shared along the length that after the encoder's last norm.
+    return {"dropout_masks": "by row"} if self.dropout_rate else {}
+
+  def attention(self, name: str, *, implementation: str | None = None) -> MultiHeadAttention:
+    """Return attention with these sizes; `implementation` in the place of self-attention's."""
+    return MultiHeadAttention(
+      self.num_heads,
+      self.head_dim,
+      dtype=self.dtype,
+      float32_logits=self.float32_attention_logits,
+      implementation=implementation or self.attention_implementation,
+      joined_kernels=self.JOINED_KERNELS,
+      name=name,
+    )
+
+  def position_biases(self, *, bidirectional: bool) -> RelativePositionBiases:
+    """Return T5's biases of self-attention: 32 buckets, of which the last begins at 128 tokens."""
+    return RelativePositionBiases(
+      self.num_heads, bidirectional=bidirectional, dtype=self.dtype, name="relpos_bias"
+    )
+
+  def mlp(self, name: str) -> MlpBlock:
+    """Return a feed-forward block with these sizes."""
+    return MlpBlock(self.mlp_dim, tuple(self.mlp_activations), dtype=self.dtype, name=name)
+
+  def norm(self, name: str) -> RMSNorm:
+    """Return a norm of this dtype."""
+    return RMSNorm(dtype=self.dtype, name=name)
+
+  def embedding(self, name: str | None = None) -> Embedding:
+    """Return the table of embeddings."""
+    return Embedding(self.vocab_size, self.emb_dim, lookup=self.embedding_lookup, dtype=self.dtype, name=name)
+
+  def check_name(self, attribute: str, names: Sequence[str]) -> None:
+    """Raise ValueError if an attribute is none of the names."""
+    value = getattr(self, attribute)
+    if value not in names:
+      raise ValueError(f"{self._of(attribute)}: expected one of {', '.join(names)}, got {value!r}")
+
+  def _of(self, attribute: str) -> str:
+    return f"{type(self).__name__}.{attribute}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(LayerConfig, abc.ABC):
+  """Sizes and choices of encoder-decoder transformers.
+
+  Attributes:
+    num_encoder_layers: number of layers of the encoder.
+    num_decoder_layers: number of layers of the decoder.
+    cross_attention_implementation: of the decoder's attention to the encoder, see
+      `attention_functions.attend`.
+  """
+
+  num_encoder_layers: int = 8
+  num_decoder_layers: int = 8
+  cross_attention_implementation: str = dataclasses.field(default="reference", metadata=LEFT_OUT_AT_DEFAULT)
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.check_name("cross_attention_implementation", IMPLEMENTATIONS)

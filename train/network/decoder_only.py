@@ -1,0 +1,127 @@
+"""Decoder-only transformers with T5's layers: language models and prefix language models.
+
+Parameters have the names, shapes and logical axes of T5X's `examples/decoder_only`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from anystep.train.network.attention import attention_mask
+from anystep.train.network.config import LayerConfig
+from anystep.train.network.dropout import draw_dropout, layer_keys
+from anystep.train.network.layers import dense
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(LayerConfig):
+  """Sizes of a decoder-only transformer.
+
+  Attributes:
+    num_layers: number of layers.
+  """
+
+  num_layers: int = 6
+
+
+class DecoderLayer(nn.Module):
+  """Self-attention and feed-forward block, each normalised before and added to its input."""
+
+  config: DecoderConfig
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, bias: jax.Array, row_keys: jax.Array | None
+  ) -> jax.Array:
+    """(rows, length, emb_dim) to the same; mask and bias as of `MultiHeadAttention`, keys of dropout."""
+    cfg = self.config
+    _, length, emb_dim = x.shape
+    drop = draw_dropout(
+      row_keys,
+      cfg.dropout_rate,
+      shapes={
+        "weights": (cfg.num_heads, 1, length),
+        "attention": (1, emb_dim),
+        "hidden": (1, cfg.mlp_dim),
+        "mlp": (1, emb_dim),
+      },
+      dtype=cfg.dtype,
+    )
+    y = cfg.norm("pre_self_attention_layer_norm")(x)
+    y = cfg.attention("self_attention")(y, y, mask=mask, bias=bias, weight_dropout=drop["weights"])
+    x += y * drop["attention"]
+    y = cfg.norm("pre_mlp_layer_norm")(x)
+    y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])
+    return x + y * drop["mlp"]
+
+
+class Decoder(nn.Module):
+  """From tokens to logits, with one table of position biases for all layers."""
+
+  config: DecoderConfig
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, *, mask: jax.Array, row_keys: jax.Array | None) -> jax.Array:
+    """(rows, length) int32 to (rows, length, vocab_size) float32; mask as of `attention_mask`."""
+    cfg = self.config
+    *keys, end_keys = layer_keys(row_keys, stack=0, num_layers=cfg.num_layers)
+    ends = {"first": (1, cfg.emb_dim), "last": (1, cfg.emb_dim)}
+    drop = draw_dropout(end_keys, cfg.dropout_rate, shapes=ends, dtype=cfg.dtype)
+    embedding = cfg.embedding("token_embedder")
+    bias = cfg.position_biases(bidirectional=False)(tokens.shape[1])
+    x = embedding(tokens) * drop["first"]
+    for i in range(cfg.num_layers):
+      x = DecoderLayer(cfg, name=f"layers_{i}")(x, mask=mask, bias=bias, row_keys=keys[i])
+    x = cfg.norm("decoder_norm")(x) * drop["last"]
+    # Final logits are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
+    if cfg.logits_via_embedding:
+      return embedding.logits(x)
+    return dense(cfg.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+
+
+class DecoderWrapper(nn.Module):
+  """A decoder-only transformer, whose parameters stand below the name `decoder`.
+
+  Token id 0 is padding. In packed rows the segment ids keep examples apart.
+  """
+
+  config: DecoderConfig
+
+  def setup(self):
+    self.decoder = Decoder(self.config)
+
+  def __call__(
+    self,
+    decoder_input_tokens: jax.Array,
+    *,
+    decoder_target_tokens: jax.Array,
+    decoder_segment_ids: jax.Array | None = None,
+    decoder_causal_attention: jax.Array | None = None,
+    row_keys: jax.Array | None = None,
+  ) -> jax.Array:
+    """Logits for every target, each from the targets before it.
+
+    Args:
+      decoder_input_tokens: (rows, length) int32, the targets shifted right by one.
+      decoder_target_tokens: (rows, length) int32, for the mask alone: where they are padding, so are the
+        inputs.
+      decoder_segment_ids: (rows, length) int32, for packed rows, 0 at padding.
+      decoder_causal_attention: (rows, length) int32, 1 on each example's prefix: the tokens that see all
+        of the prefix, and not only what is before them. None for a causal model.
+      row_keys: (rows,) JAX random keys of dropout, one for each row; None for no dropout.
+
+    Returns:
+      (rows, length, vocab_size) float32.
+    """
+    valid = decoder_target_tokens > 0
+    mask = attention_mask(
+      valid,
+      valid,
+      query_segments=decoder_segment_ids,
+      key_segments=decoder_segment_ids,
+      causal=True,
+      prefix=None if decoder_causal_attention is None else decoder_causal_attention > 0,
+    )
+    return self.decoder(decoder_input_tokens, mask=mask, row_keys=row_keys)
