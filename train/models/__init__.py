@@ -5,8 +5,13 @@ The loop, the data and files belong elsewhere.
 
 from anystep.lazy import lazy_names
 
-__all__ = ["DecoderOnlyModel", "EncoderDecoderModel"]
+__all__ = ["DecoderOnlyModel", "EncoderDecoderModel", "FlaxModel"]
 
 __getattr__ = lazy_names(
-  __name__, {"DecoderOnlyModel": "decoder_only", "EncoderDecoderModel": "encoder_decoder"}
+  __name__,
+  {
+    "DecoderOnlyModel": "decoder_only",
+    "EncoderDecoderModel": "encoder_decoder",
+    "FlaxModel": "flax_modules",
+  },
 )

@@ -1,0 +1,1 @@
+"""Examples of runs, and a module of a network of one's own."""

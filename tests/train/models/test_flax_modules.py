@@ -1,0 +1,180 @@
+"""A user's own modules, Linen and NNX: trained, with their collections and axes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from flax.linen import partitioning as flax_partitioning
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec
+
+from anystep.features.converters import DecoderConverter, EncoderDecoderConverter
+from anystep.train.models.base import Model, MutableModel
+from anystep.train.models.decoder_only import DecoderOnlyModel
+from anystep.train.models.flax_modules import FlaxModel
+from anystep.train.models.train_state import initialize, make_train_step
+from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
+from anystep.train.partitioning import Partitioner
+
+VOCAB, EMB = 16, 8
+BATCH = {
+  "decoder_input_tokens": np.array([[0, 5, 6, 7], [0, 3, 2, 0]], np.int32),
+  "decoder_target_tokens": np.array([[5, 6, 7, 1], [3, 2, 1, 0]], np.int32),
+  "decoder_loss_weights": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.int32),
+}
+
+
+class Boxed(nn.Module):
+  """Axes in boxes, batch statistics and dropout."""
+
+  @nn.compact
+  def __call__(self, decoder_input_tokens, train):
+    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocab", "embed"))
+    x = nn.Embed(VOCAB, EMB, embedding_init=init)(decoder_input_tokens)
+    x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+    x = nn.Dropout(0.5, deterministic=not train)(x)
+    return nn.Dense(VOCAB)(x)
+
+
+class ByCollection(nn.Module):
+  """Axes in a collection, as in T5X."""
+
+  @nn.compact
+  def __call__(self, decoder_input_tokens):
+    init = nn.initializers.normal(1.0)
+    table = flax_partitioning.param_with_axes("table", init, (VOCAB, EMB), axes=("vocab", "embed"))
+    return table[decoder_input_tokens] @ table.T
+
+
+class Nnx(nnx.Module):
+  """An NNX module with axes, batch statistics and dropout."""
+
+  def __init__(self, *, rngs):
+    init = nnx.with_partitioning(nnx.initializers.normal(1.0), ("vocab", "embed"))
+    self.embed = nnx.Embed(VOCAB, EMB, embedding_init=init, rngs=rngs)
+    self.norm = nnx.BatchNorm(EMB, momentum=0.5, rngs=rngs)
+    self.dropout = nnx.Dropout(0.5, rngs=rngs)
+    self.out = nnx.Linear(EMB, VOCAB, rngs=rngs)
+
+  def __call__(self, decoder_input_tokens, train):
+    x = self.norm(self.embed(decoder_input_tokens), use_running_average=not train)
+    return self.out(self.dropout(x, deterministic=not train))
+
+
+class Mapped(nn.Module):
+  """From an encoder's tokens; its axes come from expressions."""
+
+  @nn.compact
+  def __call__(self, encoder_input_tokens, decoder_input_tokens):
+    x = nn.Embed(VOCAB, EMB, name="embed")(encoder_input_tokens).mean(axis=1, keepdims=True)
+    return nn.Dense(VOCAB)(x + nn.Embed(VOCAB, EMB)(decoder_input_tokens))
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+  with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    yield
+
+
+def axes_of(model):
+  flat = flatten_dict(model.logical_axes(), sep="/")
+  return {path: tuple(spec) for path, spec in flat.items() if tuple(spec)}
+
+
+@pytest.mark.parametrize(
+  ("module", "expected"),
+  [
+    (Boxed(), {"params/Embed_0/embedding": ("vocab", "embed")}),
+    (ByCollection(), {"params/table": ("vocab", "embed")}),
+    (nnx.bridge.to_linen(Nnx), {"params/embed/embedding": ("vocab", "embed")}),
+    (Mapped(), {}),
+  ],
+)
+def test_logical_axes_come_from_what_flax_has(module, expected):
+  model = FlaxModel(module)
+  assert axes_of(model) == expected
+  initial = model.initial_variables(jax.random.key(0))
+  specs = jax.tree.structure(model.logical_axes(), is_leaf=lambda node: isinstance(node, PartitionSpec))
+  assert specs == jax.tree.structure(initial)
+
+
+def test_expressions_over_paths_come_first():
+  patterns = [("params/embed/.*", ("vocab", "embed")), (".*/Dense_0/kernel", ("embed", "vocab"))]
+  assert axes_of(FlaxModel(Mapped(), logical_axes_by_path=patterns)) == {
+    "params/embed/embedding": ("vocab", "embed"),
+    "params/Dense_0/kernel": ("embed", "vocab"),
+  }
+  model = FlaxModel(Boxed(), logical_axes_by_path=[(".*embedding", ("vocab", None)), (".*", ("embed",))])
+  assert axes_of(model)["params/Embed_0/embedding"] == ("vocab", None)
+
+
+@pytest.mark.parametrize("module", [Boxed(), nnx.bridge.to_linen(Nnx)], ids=["linen", "nnx"])
+def test_batch_statistics_are_carried_in_the_state(module):
+  model = FlaxModel(module, optimizer_def=optax.sgd(0.1))
+  assert isinstance(model, MutableModel)
+  optimizer, root_key = model.optimizer_def, jax.random.key(1)
+  mesh = Partitioner().mesh(8)
+  make_initial, abstract = initialize(
+    model, optimizer, root_key=root_key, mesh=mesh, partitioner=Partitioner()
+  )
+  state = make_initial()
+  assert jax.tree.structure(abstract) == jax.tree.structure(state)
+  (name,) = state.mutables["batch_stats"]
+  before = jax.tree.map(np.asarray, state.mutables["batch_stats"][name])
+  embedding = jax.tree.leaves(state.params)[0].shape
+  step = make_train_step(model, optimizer, root_key=root_key)
+  tables = [np.asarray(leaf) for path, leaf in flatten_dict(state.params).items() if path[-1] == "embedding"]
+  losses = []
+  for _ in range(20):
+    state, metrics = step(state, BATCH)
+    losses.append(float(metrics["loss"]))
+    if len(losses) == 1:
+      # Half of what they were and half of the batch's.
+      mean = tables[0][BATCH["decoder_input_tokens"]].mean(axis=(0, 1))
+      np.testing.assert_allclose(
+        state.mutables["batch_stats"][name]["mean"], 0.5 * before["mean"] + 0.5 * mean, atol=1e-5
+      )
+  assert embedding
+  assert np.mean(losses[-5:]) < 0.7 * losses[0]
+  # Scores use the running averages, and change nothing.
+  scores = [jax.jit(model.score_batch)(state.params, BATCH, state.mutables)["scores"] for _ in range(2)]
+  np.testing.assert_array_equal(*scores)
+  other = jax.tree.map(lambda leaf: leaf + 1.0, state.mutables)
+  assert not np.allclose(model.score_batch(state.params, BATCH, other)["scores"], scores[0])
+
+
+def test_dropout_is_on_in_training_alone():
+  model = FlaxModel(Boxed())
+  variables = model.initial_variables(jax.random.key(0))
+  params = variables.pop("params")
+
+  def loss(key):
+    return float(model.loss_and_mutables(params, BATCH, key, variables)[0])
+
+  assert loss(jax.random.key(1)) == loss(jax.random.key(1)) != loss(jax.random.key(2))
+  assert loss(None) == loss(None)
+
+
+def test_the_converter_follows_from_the_features_that_a_module_names():
+  assert isinstance(FlaxModel(Boxed()).feature_converter, DecoderConverter)
+  assert isinstance(FlaxModel(Mapped()).feature_converter, EncoderDecoderConverter)
+  own = DecoderConverter(loss_on_targets_only=False)
+  assert FlaxModel(Boxed(), feature_converter=own).feature_converter is own
+
+
+def test_a_feature_that_a_batch_lacks_is_named():
+  model = FlaxModel(Mapped())
+  params = model.initial_variables(jax.random.key(0))["params"]
+  with pytest.raises(ValueError, match="its argument encoder_input_tokens is no feature"):
+    model.loss_fn(params, BATCH)
+
+
+def test_models_without_mutable_collections_follow_the_protocol_too():
+  config = DecoderConfig(vocab_size=VOCAB, emb_dim=EMB, num_heads=1, head_dim=8, mlp_dim=8, num_layers=1)
+  model = DecoderOnlyModel(DecoderWrapper(config))
+  assert isinstance(model, Model)
+  assert not isinstance(model, MutableModel)
+  assert jnp.isfinite(model.loss_fn(model.initial_variables(jax.random.key(0))["params"], BATCH)[0])

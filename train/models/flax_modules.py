@@ -1,0 +1,173 @@
+"""A user's own Flax module as a model: Linen modules, and NNX modules through `nnx.bridge.to_linen`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.core import unfreeze
+from jax.sharding import PartitionSpec
+
+from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
+from anystep.train.models.base import Batch, Metrics, Tree
+from anystep.train.models.teacher_forcing import TeacherForcedModel, row_keys, scores_of_logits
+
+# Flax's name for the logical axes of the parameters, from `flax.linen.partitioning.param_with_axes`.
+_AXES = "params_axes"
+_FLAGS = {"train": True, "deterministic": False, "enable_dropout": True, "use_running_average": False}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlaxModel(TeacherForcedModel):
+  """A module from token features to logits, trained by teacher forcing.
+
+  The module is called with the features that its `__call__` names as arguments, such as
+  `decoder_input_tokens`; and with `train`, `deterministic`, `enable_dropout` or `use_running_average`, where
+  it names one, as training or scoring needs. It returns logits, (rows, length, vocab_size).
+
+  Collections other than `params`, such as `batch_stats`, are carried in the training state: a training step
+  changes them, scoring does not.
+
+  Logical axes come from `logical_axes_by_path`; else from the boxes of `nn.with_logical_partitioning`, NNX's
+  metadata or a collection `params_axes`. A variable without any is not split.
+
+  Attributes:
+    module: a Linen module; `nnx.bridge.to_linen(...)` makes one of an NNX module.
+    vocabulary: vocabulary of inputs and targets; the trainer compares it with the tasks'.
+    feature_converter: converter from the task's features; None for `EncoderDecoderConverter` where the module
+      names `encoder_input_tokens`, else `DecoderConverter`.
+    input_shapes: shapes of features, for modules whose parameters depend on them; (1, 1) for others.
+    logical_axes_by_path: pairs of a regular expression and the axes' names, such as ('.*/kernel',
+      ('embed', 'mlp')); the first expression that matches the whole path of a variable counts, as in
+      'params/dense/kernel'.
+  """
+
+  module: nn.Module
+  vocabulary: Any = None
+  feature_converter: FeatureConverter | None = None
+  input_shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+  logical_axes_by_path: Sequence[tuple[str, Sequence[str | None]]] = ()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.feature_converter is None:
+      both = "encoder_input_tokens" in self._arguments
+      converter = EncoderDecoderConverter() if both else DecoderConverter()
+      object.__setattr__(self, "feature_converter", converter)
+
+  @property
+  def vocabularies(self) -> Mapping[str, Any]:
+    """See `base.Model`."""
+    return {"inputs": self.vocabulary, "targets": self.vocabulary}
+
+  @property
+  def vocab_size(self) -> None:
+    """See `base.Model`."""
+    return None
+
+  def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """See `base.Model`."""
+    return nn.unbox(_without_axes(self._boxed_variables(rng)))
+
+  def logical_axes(self) -> dict[str, Tree]:
+    """See `base.Model`."""
+    boxed = jax.eval_shape(lambda: self._boxed_variables(jax.random.key(0)))
+    specs = nn.get_partition_spec(_without_axes(boxed))
+    if _AXES in boxed:
+      specs["params"] = unfreeze(nn.partitioning.get_axis_names(boxed[_AXES]))
+    return jax.tree_util.tree_map_with_path(
+      self._axes_of, specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+
+  def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
+    """See `TeacherForcedModel`: for modules without mutable collections."""
+    logits, _ = self._apply({"params": params}, batch, row_keys, mutable=())
+    return logits
+
+  def loss_and_mutables(
+    self, params: Tree, batch: Batch, rng: jax.Array | None, mutables: Mapping[str, Tree]
+  ) -> tuple[jax.Array, tuple[Metrics, dict[str, Tree]]]:
+    """See `base.MutableModel`."""
+    variables = {"params": params, **mutables}
+    logits, changed = self._apply(variables, batch, row_keys(rng, batch), mutable=tuple(mutables))
+    loss, metrics = self.loss_of_logits(logits, batch)
+    return loss, (metrics, {name: changed.get(name, mutables[name]) for name in mutables})
+
+  def score_batch(
+    self, params: Tree, batch: Batch, mutables: Mapping[str, Tree] | None = None
+  ) -> dict[str, jax.Array]:
+    """See `base.MutableModel`."""
+    logits, _ = self._apply({"params": params, **(mutables or {})}, batch, None, mutable=())
+    return scores_of_logits(logits, batch)
+
+  @property
+  def _arguments(self) -> Mapping[str, inspect.Parameter]:
+    """Arguments of the module's call; an NNX module's where it is bridged."""
+    call = self.module.nnx_class.__call__ if isinstance(self.module, nnx.bridge.ToLinen) else self.module
+    call = call if inspect.isfunction(call) else type(call).__call__
+    return inspect.signature(call).parameters
+
+  def _apply(
+    self, variables: dict[str, Tree], batch: Batch, row_keys: jax.Array | None, *, mutable: tuple[str, ...]
+  ) -> tuple[jax.Array, Mapping[str, Tree]]:
+    """Return logits and the changed collections; dropout is on if there are keys."""
+    training = row_keys is not None
+    # One key serves all rows: other modules than ours know no keys by row.
+    rngs = {"dropout": row_keys[0]} if training else {}
+    with _unsharded():
+      logits, changed = self.module.apply(
+        variables, **self._keywords(batch, training=training), rngs=rngs, mutable=list(mutable)
+      )
+    return logits, nn.unbox(changed)
+
+  def _keywords(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+    """Return the module's arguments: features and the flags of training.
+
+    Raises:
+      ValueError: an argument without a default is no feature of the batch.
+    """
+    keywords: dict[str, Any] = {}
+    for name, parameter in self._arguments.items():
+      if name in batch:
+        keywords[name] = batch[name]
+      elif name in _FLAGS:
+        keywords[name] = _FLAGS[name] is training
+      elif name != "self" and parameter.default is parameter.empty and parameter.kind in _REQUIRED:
+        raise ValueError(f"{type(self.module).__name__}: its argument {name} is no feature of {tuple(batch)}")
+    return keywords
+
+  def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """Return initial variables in the boxes that name their axes."""
+    features = [*self._arguments, "decoder_target_tokens"]
+    names = [name for name in features if name.endswith(("_tokens", "_ids", "_positions", "_attention"))]
+    batch = {name: jnp.zeros(tuple(self.input_shapes.get(name, (1, 1))), jnp.int32) for name in names}
+    rngs = dict(zip(("params", "dropout"), jax.random.split(rng), strict=True))
+    with _unsharded():
+      return dict(self.module.init(rngs, **self._keywords(batch, training=False)))
+
+  def _axes_of(self, path: tuple, spec: PartitionSpec) -> PartitionSpec:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for pattern, axes in self.logical_axes_by_path:
+      if re.fullmatch(pattern, name):
+        return PartitionSpec(*axes)
+    return spec
+
+
+_REQUIRED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _without_axes(variables: dict[str, Tree]) -> dict[str, Tree]:
+  return {name: tree for name, tree in variables.items() if name != _AXES}
+
+
+def _unsharded() -> contextlib.AbstractContextManager:
+  """NNX would place each new variable on a mesh by its axes; the trainer does so."""
+  return nnx.use_eager_sharding(False)
