@@ -1,6 +1,7 @@
 """Cross entropy over the vocabulary, weighted by token, and normalization of losses."""
 
 import enum
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,10 @@ class LossNormalizingFactor(enum.Enum):
   NUM_REAL_TARGET_TOKENS = "NUM_REAL_TARGET_TOKENS"
   NUM_TOTAL_TARGET_TOKENS = "NUM_TOTAL_TARGET_TOKENS"
   AVERAGE_PER_SEQUENCE = "AVERAGE_PER_SEQUENCE"
+
+
+Factor = float | LossNormalizingFactor | None
+_NORMALIZED_WEIGHTS = "decoder_normalized_weights"
 
 
 def token_cross_entropy(
@@ -91,28 +96,43 @@ def weighted_cross_entropy(
   return jnp.sum(losses * weights), jnp.sum(z_losses * weights), jnp.sum(weights)
 
 
-def normalized_weights(
-  weights: jax.Array,
-  factor: float | LossNormalizingFactor | None,
-  *,
-  segment_ids: jax.Array | None = None,
-) -> jax.Array:
-  """Return weights divided as `factor` says, so that the loss is always a weighted sum.
+def target_weights(batch: Mapping[str, jax.Array], factor: Factor) -> jax.Array:
+  """Return the weight of every target of a batch, before any division.
 
   Args:
-    weights: (rows, length) float or int.
+    batch: has `decoder_target_tokens`, (rows, length) int32, and may have `decoder_loss_weights`.
+    factor: see `normalized_weights`. A batch without weights has 1 for every target, padding included, and
+      with a `LossNormalizingFactor` 1 for every target but padding, as in T5X.
+
+  Returns:
+    (rows, length) float32.
+  """
+  if "decoder_loss_weights" in batch:
+    return batch["decoder_loss_weights"].astype(jnp.float32)
+  targets = batch["decoder_target_tokens"]
+  counted = targets > 0 if isinstance(factor, LossNormalizingFactor) else jnp.ones(targets.shape, bool)
+  return counted.astype(jnp.float32)
+
+
+def normalized_weights(batch: Mapping[str, jax.Array], factor: Factor) -> jax.Array:
+  """Return weights divided as `factor` says, so that the loss is always a weighted sum.
+
+  The loss of a part of the batch's rows with these weights is that part's share of the whole batch's loss.
+
+  Args:
+    batch: as `target_weights` takes it. Packed rows have `decoder_segment_ids` too, 0 at padding, and
+      `decoder_positions`, both (rows, length) int32: an example begins at each position 0, as in T5X; without
+      positions, where the segment id changes. Other rows are one example each.
     factor: a number to divide by; or what to count, see `LossNormalizingFactor`; None leaves the sum.
-    segment_ids: (rows, length) int32, for packed rows: which example each target belongs to. Without them a
-      row is one example.
 
   Returns:
     (rows, length) float32; all 0 where there is nothing to divide by.
 
-  >>> weights = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0]])
-  >>> normalized_weights(weights, LossNormalizingFactor.AVERAGE_PER_SEQUENCE).tolist()
+  >>> batch = {"decoder_target_tokens": jnp.array([[5, 6, 7, 1], [1, 0, 0, 0]])}
+  >>> normalized_weights(batch, LossNormalizingFactor.AVERAGE_PER_SEQUENCE).tolist()
   [[0.125, 0.125, 0.125, 0.125], [0.5, 0.0, 0.0, 0.0]]
   """
-  weights = weights.astype(jnp.float32)
+  weights = target_weights(batch, factor)
   if factor is None:
     return weights
   if factor is LossNormalizingFactor.NUM_REAL_TARGET_TOKENS:
@@ -120,14 +140,65 @@ def normalized_weights(
   if factor is LossNormalizingFactor.NUM_TOTAL_TARGET_TOKENS:
     return weights / weights.size
   if factor is LossNormalizingFactor.AVERAGE_PER_SEQUENCE:
-    if segment_ids is None:
-      example_weights = jnp.sum(weights, axis=1, keepdims=True)
-    else:
-      same_example = segment_ids[:, :, None] == segment_ids[:, None, :]
-      example_weights = jnp.einsum("bqk,bk->bq", same_example.astype(jnp.float32), weights)
-    shares = _divide(weights, example_weights)
+    shares = _divide(weights, _example_weights(weights, batch))
     return _divide(shares, jnp.sum(shares, keepdims=True))
   return weights / factor
+
+
+def with_normalized_weights(batch: Mapping[str, jax.Array], factor: Factor) -> dict[str, jax.Array]:
+  """Return the batch with an entry that `batch_loss` uses in place of `normalized_weights`.
+
+  Rows taken from the result keep the weights of the whole batch.
+  """
+  return {**batch, _NORMALIZED_WEIGHTS: normalized_weights(batch, factor)}
+
+
+def batch_loss(
+  logits: jax.Array,
+  batch: Mapping[str, jax.Array],
+  *,
+  factor: Factor = None,
+  z_loss: float = 0.0,
+  label_smoothing: float = 0.0,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Return the loss of a batch, and sums for reports.
+
+  Args:
+    logits: (rows, length, vocab_size) float.
+    batch: as `normalized_weights` takes it.
+    factor: see `normalized_weights`.
+    z_loss: see `token_cross_entropy`.
+    label_smoothing: see `token_cross_entropy`.
+
+  Returns:
+    loss: () float32, divided as `factor` says.
+    metrics: sums over the batch's targets, each times its weight, all () float32, and never divided: `loss`,
+      `z_loss` (the part of it that is), `correct` (targets that have the highest logit) and `weight_sum`.
+      Divided by the latter, sums of them over batches are averages by token.
+  """
+  targets, weights = batch["decoder_target_tokens"], target_weights(batch, factor)
+  options = {"z_loss": z_loss, "label_smoothing": label_smoothing}
+  loss_sum, z_loss_sum, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, **options)
+  loss = loss_sum
+  if factor is not None:
+    shares = batch.get(_NORMALIZED_WEIGHTS)
+    shares = normalized_weights(batch, factor) if shares is None else shares
+    loss, _, _ = weighted_cross_entropy(logits, targets, weights=shares, **options)
+  correct = jnp.sum(jnp.where(jnp.argmax(logits, axis=-1) == targets, weights, 0.0))
+  return loss, {"loss": loss_sum, "z_loss": z_loss_sum, "weight_sum": weight_sum, "correct": correct}
+
+
+def _example_weights(weights: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+  """Return, for each target, the summed weight of its example: (rows, length) or (rows, 1) float32."""
+  segment_ids, positions = batch.get("decoder_segment_ids"), batch.get("decoder_positions")
+  if segment_ids is None:
+    return jnp.sum(weights, axis=1, keepdims=True)
+  begins = segment_ids != jnp.roll(segment_ids, 1, axis=1) if positions is None else positions == 0
+  # 0 is padding, and belongs to no example.
+  numbers = jnp.where(segment_ids == 0, 0, 1 + jnp.cumsum(begins.astype(jnp.int32), axis=1))
+  same_example = (numbers[:, :, None] == numbers[:, None, :]) & (numbers[:, :, None] != 0)
+  # Summed by a fused loop: a product of matrices would round the weights on some accelerators.
+  return jnp.sum(jnp.where(same_example, weights[:, None, :], 0.0), axis=2)
 
 
 def _divide(x: jax.Array, by: jax.Array) -> jax.Array:

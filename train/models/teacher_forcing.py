@@ -15,9 +15,8 @@ import optax
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.losses import (
   LossNormalizingFactor,
-  normalized_weights,
+  batch_loss,
   token_cross_entropy,
-  weighted_cross_entropy,
 )
 
 TARGET_FEATURES = ("decoder_target_tokens", "decoder_loss_weights")
@@ -86,19 +85,14 @@ class TeacherForcedModel(abc.ABC):
   def loss_of_logits(self, logits: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Return the loss to minimise, and sums for reports, as `base.Model.loss_fn` does."""
     check_features(batch, TARGET_FEATURES)
-    targets = batch["decoder_target_tokens"]
-    weights = batch["decoder_loss_weights"].astype(jnp.float32)
-    options = {"z_loss": self.z_loss, "label_smoothing": self.label_smoothing}
-    loss_sum, z_loss, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, **options)
-    loss = loss_sum
-    if self.loss_normalizing_factor is not None:
-      assert not isinstance(self.loss_normalizing_factor, str), "__post_init__ made it a member"
-      weights_in_loss = normalized_weights(
-        weights, self.loss_normalizing_factor, segment_ids=batch.get("decoder_segment_ids")
-      )
-      loss, _, _ = weighted_cross_entropy(logits, targets, weights=weights_in_loss, **options)
-    correct = jnp.sum(jnp.where(jnp.argmax(logits, axis=-1) == targets, weights, 0.0))
-    return loss, {"loss": loss_sum, "z_loss": z_loss, "weight_sum": weight_sum, "correct": correct}
+    return batch_loss(
+      logits, batch, factor=self._factor, z_loss=self.z_loss, label_smoothing=self.label_smoothing
+    )
+
+  @property
+  def _factor(self) -> float | LossNormalizingFactor | None:
+    assert not isinstance(self.loss_normalizing_factor, str), "__post_init__ made it a member"
+    return self.loss_normalizing_factor
 
 
 def scores_of_logits(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:

@@ -1,4 +1,7 @@
-"""Cross entropy, z-loss, label smoothing and normalisation, against the definitions written out."""
+"""Cross entropy, z-loss, label smoothing and normalisation, against T5X and the definitions written out."""
+
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +10,15 @@ import pytest
 
 from anystep.train.models.losses import (
   LossNormalizingFactor,
+  batch_loss,
   normalized_weights,
   token_cross_entropy,
   weighted_cross_entropy,
+  with_normalized_weights,
 )
+
+T5X = Path(__file__).parents[2] / "fixtures" / "t5x" / "losses"
+CASES = json.loads((T5X / "cases.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +125,99 @@ PER_SEQUENCE = LossNormalizingFactor.AVERAGE_PER_SEQUENCE
   ],
 )
 def test_normalized_weights_divide_as_the_factor_says(factor, weights, segment_ids, expected):
-  segments = None if segment_ids is None else jnp.array(segment_ids)
   for dtype in (jnp.int32, jnp.float32):
-    found = normalized_weights(jnp.array(weights, dtype), factor, segment_ids=segments)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    batch = {"decoder_loss_weights": jnp.array(weights, dtype)}
+    if segment_ids is not None:
+      batch["decoder_segment_ids"] = jnp.array(segment_ids)
+    np.testing.assert_allclose(normalized_weights(batch, factor), expected, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def arrays():
+  with np.load(T5X / "losses.npz") as file:
+    return dict(file)
+
+
+def t5x_batch(arrays, case):
+  """The batch of one of T5X's settings, and the factor."""
+  batch = {"decoder_target_tokens": arrays["decoder_target_tokens"]}
+  if case["weights"] != "none":
+    batch["decoder_loss_weights"] = arrays[f"weights_{case['weights']}"]
+  if case["packed"]:
+    batch |= {name: arrays[name] for name in ("decoder_segment_ids", "decoder_positions")}
+  factor = case["loss_normalizing_factor"]
+  batch = {name: jnp.asarray(array) for name, array in batch.items()}
+  return batch, LossNormalizingFactor[factor] if isinstance(factor, str) else factor
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["gradient"].rpartition("/")[2])
+def test_losses_and_gradients_are_t5xs(case, arrays):
+  batch, factor = t5x_batch(arrays, case)
+  options = {"z_loss": case["z_loss"], "label_smoothing": case["label_smoothing"]}
+  loss = jax.value_and_grad(lambda logits: batch_loss(logits, batch, factor=factor, **options), has_aux=True)
+  (found, metrics), gradient = loss(jnp.asarray(arrays["logits"]))
+
+  assert float(found) == pytest.approx(case["loss"], rel=2e-6)
+  expected = arrays[case["gradient"]]
+  np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+  if case["weights"] in ("none", "mask"):
+    # T5X counts a target of any weight once.
+    assert float(metrics["correct"] / metrics["weight_sum"]) == pytest.approx(case["accuracy"], rel=1e-6)
+  # What T5X calls z_loss is divided, as its loss is.
+  shares = normalized_weights(batch, factor)
+  targets = batch["decoder_target_tokens"]
+  _, z_loss, _ = weighted_cross_entropy(jnp.asarray(arrays["logits"]), targets, weights=shares, **options)
+  assert float(z_loss) == pytest.approx(case["z_loss_term"], rel=2e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("weights", ["weights_mask", "weights_fraction", "weights_fraction_empty_segment"])
+def test_averages_by_token_are_of_undivided_losses_and_weights(weights, arrays):
+  """T5X's `loss_per_nonpadding_target_token` divides a loss that a factor has divided already."""
+  names = ("decoder_target_tokens", "decoder_segment_ids", "decoder_positions")
+  batch = {name: jnp.asarray(arrays[name]) for name in names} | {"decoder_loss_weights": arrays[weights]}
+  sums = [
+    batch_loss(jnp.asarray(arrays["logits"]), batch, factor=factor, z_loss=0.01)[1]
+    for factor in (None, 7.0, REAL, TOTAL, PER_SEQUENCE)
+  ]
+  for other in sums[1:]:
+    jax.tree.map(np.testing.assert_array_equal, other, sums[0])
+  assert float(sums[0]["weight_sum"]) == pytest.approx(arrays[weights].sum())
+
+
+def test_packed_examples_begin_at_positions_of_0_and_end_with_padding():
+  """As in T5X, which does not look where segment ids change."""
+  batch = {
+    "decoder_loss_weights": jnp.array([[2, 2, 4, 1, 1, 0, 3]]),
+    "decoder_segment_ids": jnp.array([[1, 1, 1, 2, 2, 0, 0]]),
+    "decoder_positions": jnp.array([[0, 1, 0, 0, 1, 0, 0]]),
+  }
+  expected = np.array([[1 / 2, 1 / 2, 1, 1 / 2, 1 / 2, 0, 0]]) / 3
+  np.testing.assert_allclose(normalized_weights(batch, PER_SEQUENCE), expected, rtol=1e-6)
+
+
+def test_the_smoothing_constant_is_subtracted_before_weights(arrays):
+  """Half the weight is half the loss, constant included: a target hit as smoothly as can be loses nothing."""
+  distribution = jnp.full((1, 1, 5), 0.025).at[0, 0, 2].set(0.9)
+  for weight in (1.0, 0.5):
+    loss, _, _ = weighted_cross_entropy(
+      jnp.log(distribution), jnp.array([[2]]), weights=jnp.array([[weight]]), label_smoothing=0.1
+    )
+    assert float(loss) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("factor", [None, 7.0, REAL, TOTAL, PER_SEQUENCE])
+@pytest.mark.parametrize("packed", [False, True])
+def test_shares_of_rows_add_up_to_the_loss_of_the_whole_batch(factor, packed, arrays):
+  batch = {
+    "decoder_target_tokens": jnp.asarray(arrays["decoder_target_tokens"]),
+    "decoder_loss_weights": jnp.asarray(arrays["weights_fraction"]),
+  }
+  if packed:
+    batch |= {name: jnp.asarray(arrays[name]) for name in ("decoder_segment_ids", "decoder_positions")}
+  options = {"factor": factor, "z_loss": 0.01, "label_smoothing": 0.1}
+  loss = jax.jit(jax.grad(lambda logits, batch: batch_loss(logits, batch, **options)[0]))
+  whole = loss(jnp.asarray(arrays["logits"]), batch)
+  prepared = with_normalized_weights(batch, factor)
+  for rows in (slice(0, 3), slice(3, 6)):
+    part = loss(jnp.asarray(arrays["logits"][rows]), {name: array[rows] for name, array in prepared.items()})
+    np.testing.assert_allclose(part, whole[rows], rtol=1e-6, atol=1e-9)
