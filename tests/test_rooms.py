@@ -51,7 +51,7 @@ FLOORS = """
   anystep.cache_job.main
   anystep.cache_job anystep.cache_job.__main__
   anystep.train.configuration anystep.train.partitioning
-  anystep.train.network anystep.train.datasets
+  anystep.train.network anystep.train.datasets anystep.train.optimizers
   anystep.train.models
   anystep.train.checkpoints
   anystep.train.runs

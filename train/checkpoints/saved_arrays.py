@@ -18,6 +18,7 @@ from etils import epath
 
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files.os_failures import os_failure
+from anystep.train.checkpoints.earlier_leaves import earlier_names
 from anystep.train.models.train_state import TrainState
 
 # More than a restore has open at a time.
@@ -62,8 +63,24 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       metadata = checkpointer.metadata(path).item_metadata
       if metadata is None:
         raise ValueError("Orbax cannot read its metadata")
-      _check_tree(path, metadata.tree, _as_tree(abstract))
-      return TrainState(**_from_tree(checkpointer.restore(path, _as_tree(abstract)), abstract))
+      saved, expected = metadata.tree, _as_tree(abstract)
+      names = earlier_names(saved.get("opt_state", ()), expected["opt_state"])
+      if not names:
+        _check_tree(path, saved, expected)
+        return TrainState(**_from_tree(checkpointer.restore(path, expected), abstract))
+      opt_state = saved["opt_state"]
+      renamed = {name: opt_state[earlier] for name, earlier in names.items()}
+      _check_tree(path, saved | {"opt_state": renamed}, expected)
+      leaves = {earlier: expected["opt_state"][name] for name, earlier in names.items()}
+      # Orbax restores whole trees.
+      unused = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=abstract.step.sharding)
+        for name, leaf in opt_state.items()
+        if name not in leaves
+      }
+      restored = checkpointer.restore(path, expected | {"opt_state": leaves | unused})
+      leaves = {name: restored["opt_state"][earlier] for name, earlier in names.items()}
+      return TrainState(**_from_tree(restored | {"opt_state": leaves}, abstract))
   except (AnystepError, MemoryError, jax.errors.JaxRuntimeError):
     # Another model, or a device without memory, is no damage.
     raise

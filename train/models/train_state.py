@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.train.models.base import Batch, Metrics, Model, MutableModel, Tree
+from anystep.train.optimizers.logical_axes import with_logical_axes
 from anystep.train.partitioning import Partitioner
 
 
@@ -53,7 +54,9 @@ def initialize(
   Returns:
     The function places the state on the mesh. The abstract state has shapes, dtypes and shardings.
   """
-  mutable_shardings = partitioner.shardings(mesh, model.logical_axes())
+  logical_axes = model.logical_axes()
+  mutable_shardings = partitioner.shardings(mesh, logical_axes)
+  optimizer = with_logical_axes(optimizer, logical_axes["params"])
   param_shardings = mutable_shardings.pop("params")
 
   def init() -> TrainState:
@@ -65,15 +68,7 @@ def initialize(
   partitioner.check_divides(shapes.params, param_shardings)
   partitioner.check_divides(shapes.mutables, mutable_shardings)
   replicated = NamedSharding(mesh, PartitionSpec())
-  # The optimizer's arrays with a parameter's shape are sharded like the parameter.
-  opt_shardings = optax.tree_utils.tree_map_params(
-    optimizer,
-    lambda leaf, param, sharding: sharding if leaf.shape == param.shape else replicated,
-    shapes.opt_state,
-    shapes.params,
-    param_shardings,
-    transform_non_params=lambda _: replicated,
-  )
+  opt_shardings = _like_params(shapes.opt_state, shapes.params, param_shardings, other=replicated)
   shardings = TrainState(replicated, param_shardings, opt_shardings, mutable_shardings)
   abstract = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
@@ -81,10 +76,28 @@ def initialize(
   return jax.jit(init, out_shardings=shardings), abstract
 
 
+def _like_params(opt_state: Any, params: Any, shardings: Any, *, other: NamedSharding) -> Any:
+  """Return the optimizer's shardings: its arrays with a parameter's path and shape are sharded like it."""
+  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+  by_path = {
+    keys: (leaf.shape, sharding)
+    for (keys, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True)
+  }
+
+  def sharding_of(keys: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+    # An optimizer's own keys come before the parameter's.
+    ends = (by_path.get(keys[start:]) for start in range(len(keys)))
+    shape, sharding = next((end for end in ends if end is not None), (None, other))
+    return sharding if leaf.shape == shape else other
+
+  return jax.tree_util.tree_map_with_path(sharding_of, opt_state)
+
+
 def make_train_step(
   model: Model, optimizer: optax.GradientTransformation, *, root_key: jax.Array
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Return the compiled training step. It reuses the memory of the state that it is given."""
+  optimizer = with_logical_axes(optimizer, model.logical_axes()["params"])
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)

@@ -15,9 +15,8 @@ import pytest
 from flax import linen as nn
 from train_runs import ENVIRONMENT
 
-from anystep.train import main
+from anystep.train import main, optimizers
 from anystep.train.configuration.built_values import built_values
-from anystep.train.models import learning_rates, optimizers
 from anystep.train.models.losses import LossNormalizingFactor
 from anystep.train.network import t5 as network
 
@@ -56,7 +55,7 @@ class Plain:
 
 
 T5 = network.T5Config(vocab_size=384)
-SCHEDULE = learning_rates.learning_rate_schedule
+SCHEDULE = optimizers.learning_rate_schedule
 CHANGES = {
   "a network's size": (T5, dataclasses.replace(T5, emb_dim=256), {"v.emb_dim": (512, 256)}),
   "precision": (T5, dataclasses.replace(T5, dtype="bfloat16"), {"v.dtype": ("float32", "bfloat16")}),

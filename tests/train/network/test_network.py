@@ -383,7 +383,8 @@ def test_configs_from_files_equal_those_from_code():
   "name",
   [
     *(f"network.{name}" for name in ("attention", "dropout", "layers", "t5", "relative_positions")),
-    *("models.learning_rates", "models.losses"),
+    "models.losses",
+    *(f"optimizers.{name}" for name in ("learning_rates", "parameter_groups", "parameter_patterns")),
   ],
 )
 def test_the_examples_in_docstrings_hold(name):

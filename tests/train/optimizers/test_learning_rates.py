@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from anystep.train.models.learning_rates import learning_rate_schedule
+from anystep.train.optimizers.learning_rates import learning_rate_schedule
 
 T5X = Path(__file__).parents[2] / "fixtures" / "t5x_t5_1_1"
 

@@ -11,11 +11,14 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
-from anystep.train.models.learning_rates import learning_rate_schedule
-from anystep.train.models.optimizers import adafactor
 from anystep.train.network.t5 import T5Config, Transformer
+from anystep.train.optimizers.adafactor_updates import adafactor
+from anystep.train.optimizers.learning_rates import learning_rate_schedule
+from anystep.train.optimizers.logical_axes import with_logical_axes
 
-T5X = Path(__file__).parents[2] / "fixtures" / "t5x_t5_1_1"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+T5X = FIXTURES / "t5x_t5_1_1"
+SETTINGS = json.loads((FIXTURES / "t5x" / "adafactor" / "cases.json").read_text())
 STEPS = 20
 
 
@@ -60,11 +63,11 @@ def test_twenty_steps_are_t5xs(optimized):
     losses[str(step + 1)] = float(loss)
 
   assert losses == pytest.approx(json.loads((T5X / "metrics.json").read_text())["loss_by_step"], rel=1e-6)
-  ours, moments = flatten_dict(params, sep="/"), flatten_dict(state[0].v, sep="/")
+  ours, moments = flatten_dict(params, sep="/"), flatten_dict(state.v, sep="/")
   for found, name in [(ours, "params_20"), (moments, "second_moments_20")]:
     for path, expected in load(name).items():
       np.testing.assert_allclose(found[path], expected, atol=5e-5 * np.abs(expected).max(), err_msg=path)
-  assert state[0].count == STEPS
+  assert state.count == STEPS
 
 
 @pytest.mark.parametrize("shape", [(130, 200), (200, 130), (128, 128), (40, 200), (200,)])
@@ -96,7 +99,7 @@ def test_large_matrices_keep_only_row_and_column_means(shape):
     x = x - 0.1 * max(1e-3, np.sqrt(np.mean(x**2))) * u
 
   np.testing.assert_allclose(ours, x, rtol=1e-4, atol=1e-5)
-  numbers = sum(leaf.size for leaf in jax.tree.leaves((state[0].v_row, state[0].v_col, state[0].v)))
+  numbers = sum(leaf.size for leaf in jax.tree.leaves((state.v_row, state.v_col, state.v)))
   assert numbers <= (sum(shape) if factored else np.prod(shape)) + 2
 
 
@@ -121,6 +124,76 @@ def test_the_decay_restarts_at_the_step_offset():
   x, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
   fresh, shifted = adafactor(0.1), adafactor(0.1, step_offset=100)
   state = shifted.init(x)
-  pretrained = (state[0]._replace(count=jnp.int32(100), v=jnp.array([9.0, 9.0])), *state[1:])
+  pretrained = state._replace(count=jnp.int32(100), v=jnp.array([9.0, 9.0]))
   updates, _ = shifted.update(gradient, pretrained, x)
   np.testing.assert_allclose(updates, fresh.update(gradient, fresh.init(x), x)[0], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def tree():
+  """T5X's parameters and gradients by path."""
+  with np.load(FIXTURES / "t5x" / "adafactor" / "adafactor.npz") as arrays:
+    return dict(arrays)
+
+
+def nested(by_path):
+  return unflatten_dict({path: jnp.asarray(array) for path, array in by_path.items()}, sep="/")
+
+
+def of_case(number, tree):
+  """The optimizer of one of T5X's settings, with the parameters it trains."""
+  case = SETTINGS["cases"][number]
+  settings = dict(case["settings"])
+  rules = settings.pop("logical_factor_rules")
+  settings["logical_factor_rules"] = rules and rules["rules"]
+  rates = jnp.asarray(case["learning_rates"], jnp.float32)
+  optimizer = adafactor(lambda step: rates[step - case["first_step"]], **settings)
+  paths = [name.removeprefix("params/") for name, *_ in case["leaves"] if name.startswith("params/")]
+  axes = {path: tuple(SETTINGS["logical_axes"][path]) for path in paths}
+  return with_logical_axes(optimizer, unflatten_dict(axes, sep="/")), paths, case
+
+
+def sampled(leaf):
+  """T5X's sample of a leaf: the first 64 values, and 64 at equal distances."""
+  flat = np.asarray(leaf, np.float32).reshape(-1)
+  spread = flat if flat.size <= 64 else flat[[i * flat.size // 64 for i in range(64)]]
+  return np.concatenate([flat[:64], spread])
+
+
+@pytest.mark.parametrize("number", range(len(SETTINGS["cases"])))
+def test_every_argument_is_t5xs(number, tree):
+  optimizer, paths, case = of_case(number, tree)
+  params = nested({path: tree[f"params/{path}"] for path in paths})
+  state = optimizer.init(params)._replace(count=jnp.int32(case["first_step"]))
+
+  gradients = [{path: tree[f"gradient_{name}/{path}"] for path in paths} for name in "ab"]
+  nan = case["nan_gradient_at"] or {"step": None, "flat_index": 0}
+
+  @jax.jit
+  def step(params, state, gradients, a, b, spoilt):
+    def combine(first, second):
+      combined = (a * first + b * second).reshape(-1)
+      return combined.at[nan["flat_index"]].add(spoilt).reshape(first.shape)
+
+    gradient = unflatten_dict(jax.tree.map(combine, *gradients), sep="/")
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+  for t, (a, b) in enumerate(zip(SETTINGS["coefficient_a"], SETTINGS["coefficient_b"], strict=True)):
+    params, state = step(params, state, gradients, a, b, np.nan if t == nan["step"] else 0.0)
+
+  assert int(state.count) == case["final_step"]
+  ours = {f"params/{path}": leaf for path, leaf in flatten_dict(params, sep="/").items()}
+  for slot in ("v_row", "v_col", "v", "m"):
+    moments = getattr(state, slot)
+    slots = {} if moments is None else flatten_dict(moments, sep="/")
+    ours |= {f"state/{path}/{slot}": leaf for path, leaf in slots.items() if leaf.shape != (1,)}
+  assert ours.keys() == {name for name, *_ in case["leaves"]}
+  start = 0
+  for (name, shape, count), (_, _, largest) in zip(
+    case["leaves"], tree[f"{number:02d}/sums"].reshape(-1, 3), strict=True
+  ):
+    assert list(ours[name].shape) == shape
+    expected = tree[f"{number:02d}/values"][start : start + count]
+    np.testing.assert_allclose(sampled(ours[name]), expected, rtol=0, atol=1e-5 * largest, err_msg=name)
+    start += count
