@@ -50,6 +50,7 @@ TRAINING = {
     "gin_required": "A value that the gin file requires is not set.",
     "gin_unknown_macro": "A name stands in `--gin.NAME=`, or in a gin file, that nothing defines or uses.",
     "gin_value": "The program cannot be built of a value of the gin file.",
+    "learning_rate": "A learning rate schedule cannot be built of these factors or numbers of steps.",
     "mixture": "An evaluation set is one task of the mixture.",
     "model_dir": "T5X's data needs `model_dir` to go on from the newest checkpoint.",
     "module_missing": "`--cache_if_missing` needs the module that registers the task.",

@@ -1,12 +1,12 @@
 """Learning rates by step, as products of named factors."""
 
-import difflib
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.train.configuration.built_values import record_maker
 
 
@@ -50,7 +50,7 @@ def learning_rate_schedule(
     A function from a step (int or () int32) to a learning rate, () float32.
 
   Raises:
-    ValueError: a factor is unknown, or a number of steps is below 1.
+    AnystepError: 78 `learning_rate` if a factor is unknown, or a number of steps is below 1.
 
   >>> schedule = learning_rate_schedule(base_learning_rate=1.0, warmup_steps=100)
   >>> [round(float(schedule(step)), 4) for step in (0, 100, 400)]
@@ -65,7 +65,9 @@ def learning_rate_schedule(
   }
   for name, value in steps.items():
     if value < 1:
-      raise ValueError(f"learning_rate_schedule: {name}: expected at least 1, got {value}")
+      raise AnystepError(
+        ExitCode.CONFIG, "learning_rate", expected=f"{name} of at least 1", got=value, fix=f"correct {name}"
+      )
 
   known: dict[str, Callable[[jax.Array], jax.Array | float]] = {
     "constant": lambda t: base_learning_rate,
@@ -83,10 +85,13 @@ def learning_rate_schedule(
   names = [name.strip() for name in factors.split("*")]
   for name in names:
     if name not in known:
-      near = difflib.get_close_matches(name, known, n=1)
-      hint = f"; did you mean {near[0]!r}?" if near else ""
-      raise ValueError(
-        f"learning_rate_schedule: unknown factor {name!r} in {factors!r}; expected {', '.join(known)}{hint}"
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "learning_rate",
+        expected=f"factors among {', '.join(known)}, with '*' between them",
+        got=name,
+        nearest=find_nearest(name, known, limit=1),
+        fix=f"correct {name!r} in {factors!r}",
       )
 
   def schedule(step):

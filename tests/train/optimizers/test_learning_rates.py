@@ -6,11 +6,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
+from anystep.errors import AnystepError
+from anystep.train.optimizers.adafactor_updates import adafactor
 from anystep.train.optimizers.learning_rates import learning_rate_schedule
 
-T5X = Path(__file__).parents[2] / "fixtures" / "t5x_t5_1_1"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+T5X = FIXTURES / "t5x_t5_1_1"
+SCHEDULES = json.loads((FIXTURES / "t5x" / "schedules" / "schedules.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +30,30 @@ def test_rates_are_those_t5x_logged():
   logged = json.loads((T5X / "metrics.json").read_text())["learning_rate_by_step"]
   # T5X logs after the update: what it calls step 1 used the rate of step 0.
   assert {step: float(schedule(int(step) - 1)) for step in logged} == pytest.approx(logged, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", SCHEDULES["schedules"], ids=lambda case: case["settings"]["factors"])
+def test_schedules_are_t5xs(case):
+  """To 1e-6 of the base rate: near the zero of a cosine T5X's own values differ by that."""
+  settings = dict(case["settings"])
+  schedule = learning_rate_schedule(settings.pop("factors"), **settings)
+  rates = jax.jit(jax.vmap(schedule))(jnp.asarray(SCHEDULES["steps"], jnp.int32))
+  largest = max(settings["base_learning_rate"], max(case["values"]))
+  np.testing.assert_allclose(rates, case["values"], rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_the_first_update_uses_the_rate_of_step_0_and_a_warmup_begins_at_the_floor():
+  schedule = learning_rate_schedule("constant * linear_warmup", base_learning_rate=0.5, warmup_steps=10)
+  assert float(schedule(0)) == pytest.approx(1e-8)
+  param = {"w": jnp.ones((3,))}
+  for optimizer in (
+    optax.sgd(schedule),
+    adafactor(schedule, multiply_by_parameter_scale=False, clipping_threshold=None),
+  ):
+    state = optimizer.init(param)
+    for rate in (1e-8, 0.05, 0.1):
+      updates, state = optimizer.update(param, state, param)
+      np.testing.assert_allclose(updates["w"], -rate, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +101,15 @@ def test_steps_are_counted_from_the_offset():
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
+  ("options", "fields"),
   [
-    ({"factors": "constant * rsqrt_decy"}, "unknown factor 'rsqrt_decy' .* did you mean 'rsqrt_decay'"),
-    ({"factors": "constant +"}, "unknown factor 'constant \\+'"),
-    ({"factors": "constant", "warmup_steps": 0}, "warmup_steps: expected at least 1, got 0"),
+    ({"factors": "constant * rsqrt_decy"}, {"got": "rsqrt_decy", "nearest": "rsqrt_decay"}),
+    ({"factors": "constant +"}, {"got": "constant +"}),
+    ({"factors": "constant", "warmup_steps": 0}, {"expected": "warmup_steps of at least 1", "got": 0}),
   ],
 )
-def test_a_schedule_that_cannot_be_is_refused(options, message):
-  with pytest.raises(ValueError, match=message):
+def test_a_schedule_that_cannot_be_is_refused(options, fields):
+  with pytest.raises(AnystepError) as refused:
     learning_rate_schedule(**options)
+  assert refused.value.kind == "learning_rate"
+  assert refused.value.fields.items() >= fields.items()
