@@ -54,6 +54,7 @@ TRAINING = {
     "mixture": "An evaluation set is one task of the mixture.",
     "model_dir": "T5X's data needs `model_dir` to go on from the newest checkpoint.",
     "module_missing": "`--cache_if_missing` needs the module that registers the task.",
+    "num_microbatches": "The microbatches do not divide the batch, or the model cannot be trained in parts.",
     "num_partitions": "The partitions do not divide the devices, or the sizes of an array.",
     "optimizer": "An optimizer cannot be built of these arguments.",
     "parameter_average": "The optimizer keeps no average of the parameters, or of some of them alone.",

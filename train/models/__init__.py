@@ -5,7 +5,7 @@ The loop, the data and files belong elsewhere.
 
 from anystep.lazy import lazy_names
 
-__all__ = ["DecoderOnlyModel", "EncoderDecoderModel", "FlaxModel"]
+__all__ = ["DecoderOnlyModel", "EncoderDecoderModel", "FlaxModel", "T5XMicrobatches", "WholeBatchGradients"]
 
 __getattr__ = lazy_names(
   __name__,
@@ -13,5 +13,7 @@ __getattr__ = lazy_names(
     "DecoderOnlyModel": "decoder_only",
     "EncoderDecoderModel": "encoder_decoder",
     "FlaxModel": "flax_modules",
+    "T5XMicrobatches": "accumulation",
+    "WholeBatchGradients": "accumulation",
   },
 )

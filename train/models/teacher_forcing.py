@@ -17,6 +17,7 @@ from anystep.train.models.losses import (
   LossNormalizingFactor,
   batch_loss,
   token_cross_entropy,
+  with_normalized_weights,
 )
 
 TARGET_FEATURES = ("decoder_target_tokens", "decoder_loss_weights")
@@ -88,6 +89,13 @@ class TeacherForcedModel(abc.ABC):
     return batch_loss(
       logits, batch, factor=self._factor, z_loss=self.z_loss, label_smoothing=self.label_smoothing
     )
+
+  def normalized(self, batch: Batch) -> Batch:
+    """Return the batch with weights divided as the loss of all its rows divides them.
+
+    The losses of parts of the result add up to the loss of the batch.
+    """
+    return with_normalized_weights(batch, self._factor)
 
   @property
   def _factor(self) -> float | LossNormalizingFactor | None:

@@ -13,7 +13,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from anystep.train.models.base import Batch, Metrics, Model, MutableModel, Tree
+from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
+from anystep.train.models.base import Batch, Metrics, Model
 from anystep.train.optimizers.logical_axes import with_logical_axes
 from anystep.train.partitioning import Partitioner
 
@@ -94,28 +95,28 @@ def _like_params(opt_state: Any, params: Any, shardings: Any, *, other: NamedSha
 
 
 def make_train_step(
-  model: Model, optimizer: optax.GradientTransformation, *, root_key: jax.Array
+  model: Model,
+  optimizer: optax.GradientTransformation,
+  *,
+  root_key: jax.Array,
+  microbatches: Microbatches = WHOLE_BATCH,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-  """Return the compiled training step. It reuses the memory of the state that it is given."""
+  """Return the compiled training step. It reuses the memory of the state that it is given.
+
+  Args:
+    model: computes the loss.
+    optimizer: updates the parameters.
+    root_key: JAX random key of the run.
+    microbatches: split of a batch whose activations do not fit in memory at once.
+  """
   optimizer = with_logical_axes(optimizer, model.logical_axes()["params"])
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)
-    gradients, (metrics, mutables) = _gradients(model, state, batch, dropout_key)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    found = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
+    updates, opt_state = optimizer.update(found.gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = metrics | {"gradient_norm": optax.tree.norm(gradients)}
-    return TrainState(state.step + 1, params, opt_state, mutables), metrics
+    metrics = found.metrics | {"gradient_norm": optax.tree.norm(found.gradients)}
+    return TrainState(state.step + 1, params, opt_state, found.mutables), metrics
 
   return jax.jit(train_step, donate_argnums=0)
-
-
-def _gradients(
-  model: Model, state: TrainState, batch: Batch, rng: jax.Array
-) -> tuple[Tree, tuple[Metrics, dict[str, Tree]]]:
-  """Return the gradients of the loss, sums for reports, and the mutable collections after the step."""
-  if not state.mutables:
-    gradients, metrics = jax.grad(model.loss_fn, has_aux=True)(state.params, batch, rng)
-    return gradients, (metrics, {})
-  assert isinstance(model, MutableModel), "its state has mutable collections"
-  return jax.grad(model.loss_and_mutables, has_aux=True)(state.params, batch, rng, state.mutables)

@@ -235,7 +235,7 @@ class _Moments(NamedTuple):
 
 
 def _init(settings: _Settings, axes: Axes, params: Any) -> AdafactorState:
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  leaves, treedef = _flatten(params)
   moments = []
   for keys, param in leaves:
     path = parameter_path(keys)
@@ -257,7 +257,7 @@ def _update(
 ) -> tuple[Any, AdafactorState]:
   if params is None:
     raise ValueError("adafactor: expected the parameters as update's third argument, got none")
-  leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  leaves, treedef = _flatten(params)
   flat = [treedef.flatten_up_to(tree) for tree in (gradients, state.v_row, state.v_col, state.v)]
   momenta = [None] * len(leaves) if state.m is None else treedef.flatten_up_to(state.m)
   grads = [gradient.astype(jnp.float32) for gradient in flat[0]]
@@ -326,9 +326,16 @@ def _update_parameter(
 
 
 def _state(settings: _Settings, treedef: Any, count: jax.Array, moments: list[_Moments]) -> AdafactorState:
-  v_row, v_col, v, m = ([leaf[number] for leaf in moments] for number in range(4))
-  trees = [jax.tree.unflatten(treedef, leaves) for leaves in (v_row, v_col, v)]
-  return AdafactorState(count, *trees, None if settings.beta1 is None else jax.tree.unflatten(treedef, m))
+  def tree(slot: str) -> Any:
+    return jax.tree.unflatten(treedef, [getattr(leaf, slot) for leaf in moments])
+
+  m = None if settings.beta1 is None else tree("m")
+  return AdafactorState(count, tree("v_row"), tree("v_col"), tree("v"), m)
+
+
+def _flatten(params: Any) -> tuple[Any, Any]:
+  """Return (path, parameter) of each parameter, and the tree's structure."""
+  return jax.tree_util.tree_flatten_with_path(params)
 
 
 def _clip_by_global_norm(gradients: list[jax.Array], threshold: float) -> list[jax.Array]:

@@ -78,21 +78,32 @@ def with_average(optimizer: optax.GradientTransformation, *, decay: float) -> op
 def averaged_parameters(opt_state: Any, params: Any) -> Any:
   """Return the average in an optimizer's state, in the parameters' dtypes.
 
+  Raises:
+    AnystepError: as `find_average`.
+  """
+  average = find_average(opt_state, params)
+  return jax.tree.map(lambda averaged, param: averaged.astype(param.dtype), average, params)
+
+
+def find_average(opt_state: Any, params: Any) -> Any:
+  """Return the average in an optimizer's state: a tree of float32 arrays, or of their shapes.
+
   Args:
-    opt_state: state of an optimizer that `with_average` made.
-    params: the parameters.
+    opt_state: state of an optimizer that `with_average` made; it may be abstract.
+    params: the parameters; they may be abstract.
 
   Raises:
     AnystepError: 78 `parameter_average` if there is none, or not one of all parameters.
   """
   nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AverageState))
   averages = [node.average for node in nodes if isinstance(node, AverageState)]
-  if len(averages) != 1 or jax.tree.structure(averages[0]) != jax.tree.structure(params):
+  structures: list[Any] = [jax.tree.structure(average) for average in averages]
+  if structures != [jax.tree.structure(params)]:
     raise AnystepError(
       ExitCode.CONFIG,
       "parameter_average",
       expected="an optimizer that keeps one average of all parameters",
       got=f"{len(averages)} averages",
-      fix="make with_average the outermost optimizer, or evaluate the parameters themselves",
+      fix="make with_average the outermost optimizer, or set EVALUATE_AVERAGE = False",
     )
-  return jax.tree.map(lambda average, param: average.astype(param.dtype), averages[0], params)
+  return averages[0]

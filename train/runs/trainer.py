@@ -39,8 +39,10 @@ from anystep.train.configuration.resume_contract import (
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.datasets.run_datasets import find_datasets
+from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Model
 from anystep.train.models.train_state import initialize, make_train_step
+from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
 from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
 from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate
 from anystep.train.runs.run_identity import new_run, read_run, write_run
@@ -71,6 +73,8 @@ class Trainer:
     checkpoints: period and number of checkpoints.
     partitioner: split of arrays over devices.
     random_seed: seed of the initial parameters and of dropout.
+    microbatches: split of a batch whose activations do not fit in memory at once.
+    evaluate_average: whether the average that `optimizers.with_average` keeps is evaluated.
   """
 
   model: Model
@@ -81,6 +85,8 @@ class Trainer:
   eval_dataset: DatasetConfig | None = None
   partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
   random_seed: int = 0
+  microbatches: Microbatches = WHOLE_BATCH
+  evaluate_average: bool = False
 
   def __post_init__(self):
     if not is_count(self.total_steps, least=1):
@@ -166,8 +172,11 @@ class Trainer:
     The split of arrays over devices is not among them: it only decides how sums are rounded.
     """
     options = {name.removeprefix("jax_"): getattr(jax.config, name) for name in _JAX_OPTIONS}
+    values = {"model": self.model, "random_seed": self.random_seed, "jax": options}
+    if self.microbatches.decides_numbers:
+      values["microbatches"] = self.microbatches
     return built_values(
-      {"model": self.model, "random_seed": self.random_seed, "jax": options},
+      values,
       leave_out=("model.input_vocabulary", "model.output_vocabulary", "model.vocabulary"),
     )
 
@@ -240,6 +249,7 @@ class PreparedRun:
       )
     for batch_size in data.batch_sizes:
       mesh = trainer.partitioner.mesh(batch_size)
+      trainer.microbatches.check(trainer.model, batch_size)
     sharding = batch_sharding(mesh)
     root_key = jax.random.key(trainer.random_seed)
     optimizer = trainer.model.optimizer_def
@@ -247,6 +257,8 @@ class PreparedRun:
     make_initial, abstract = initialize(
       trainer.model, optimizer, root_key=root_key, mesh=mesh, partitioner=trainer.partitioner
     )
+    if trainer.evaluate_average:
+      find_average(abstract.opt_state, abstract.params)
     if self.restore_step is None:
       start_step, state = 0, make_initial()
       print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
@@ -264,7 +276,9 @@ class PreparedRun:
     self._record(start_step)
     started()
     trained_with = trainer.deciding_values
-    train_step = make_train_step(trainer.model, optimizer, root_key=root_key)
+    train_step = make_train_step(
+      trainer.model, optimizer, root_key=root_key, microbatches=trainer.microbatches
+    )
     stream = data.open_stream((jax.process_index(), jax.process_count()))
     stream.seek(start_step)
     reporter = StepReporter(trainer.model_dir, start_step=start_step, total_steps=trainer.total_steps)
@@ -291,6 +305,9 @@ class PreparedRun:
     termination.resume()
     if self.evaluation is None:
       return {}
+    if trainer.evaluate_average:
+      average = averaged_parameters(state.opt_state, state.params)
+      state = dataclasses.replace(state, params=average)
     results = evaluate(trainer.model, state, self.evaluation, mesh)
     _report_evaluation(results, self.evaluation.dataset, trainer)
     return results
