@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from clu import metric_writers
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
 
 from anystep.features.ragged import Batch, Ragged
 from anystep.programs.progress import Progress
 from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
-from anystep.train.datasets.run_data import RunData, only_task
+from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.models.base import Model
 from anystep.train.models.train_state import TrainState
 from anystep.train.partitioning import batch_sharding, global_batch, local_rows
@@ -80,6 +85,28 @@ def _targets_first(predictions: np.ndarray, are_targets: np.ndarray) -> np.ndarr
   """
   order = np.argsort(~are_targets, axis=1, kind="stable")
   return np.take_along_axis(np.where(are_targets, predictions, 0), order, axis=1)
+
+
+def report_evaluation(results: Mapping[str, float], dataset: RunDataset, model_dir: str, step: int) -> None:
+  """Print results of `evaluate` as a table, and write them for TensorBoard.
+
+  Args:
+    results: values by metric.
+    dataset: the evaluated task and split.
+    model_dir: the run's directory.
+    step: the number of trained steps.
+  """
+  name, split = only_task(dataset).name, dataset.config.split
+  print(f"{name}, {split}, teacher-forced, after {step:,} steps:")
+  table = Table()
+  table.add_column("metric")
+  table.add_column("value", justify="right")
+  for metric, value in results.items():
+    table.add_row(metric, f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+  Console().print(table)
+  writer = metric_writers.SummaryWriter(str(epath.Path(model_dir) / f"eval_{split}" / name))
+  writer.write_scalars(step, results)
+  writer.close()
 
 
 def _by_row(features: Batch, lengths: Any) -> list[dict[str, np.ndarray]]:

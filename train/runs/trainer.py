@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
-from clu import metric_writers
-from etils import epath
-from rich.console import Console
-from rich.table import Table
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.limits import MAX_COUNT, is_count, is_name
@@ -44,7 +40,7 @@ from anystep.train.models.base import Model
 from anystep.train.models.train_state import initialize, make_train_step
 from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
 from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
-from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate
+from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate, report_evaluation
 from anystep.train.runs.run_identity import new_run, read_run, write_run
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter
@@ -309,7 +305,7 @@ class PreparedRun:
       average = averaged_parameters(state.opt_state, state.params)
       state = dataclasses.replace(state, params=average)
     results = evaluate(trainer.model, state, self.evaluation, mesh)
-    _report_evaluation(results, self.evaluation.dataset, trainer)
+    report_evaluation(results, self.evaluation.dataset, trainer.model_dir, trainer.total_steps)
     return results
 
   def _before(self, step: int) -> PreparedRun:
@@ -384,18 +380,3 @@ def _check_vocabulary(model: Model, dataset: RunDataset) -> None:
         got=vocab_size,
         fix="enlarge the network's vocab_size",
       )
-
-
-def _report_evaluation(results: Mapping[str, float], evaluation: RunDataset, trainer: Trainer) -> None:
-  """Print the evaluation as a table, and write it for TensorBoard."""
-  name, split = only_task(evaluation).name, evaluation.config.split
-  print(f"{name}, {split}, teacher-forced, after {trainer.total_steps:,} steps:")
-  table = Table()
-  table.add_column("metric")
-  table.add_column("value", justify="right")
-  for metric, value in results.items():
-    table.add_row(metric, f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
-  Console().print(table)
-  writer = metric_writers.SummaryWriter(str(epath.Path(trainer.model_dir) / f"eval_{split}" / name))
-  writer.write_scalars(trainer.total_steps, results)
-  writer.close()
