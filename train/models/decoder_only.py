@@ -64,7 +64,9 @@ class DecoderOnlyModel(TeacherForcedModel):
     """
     prefix = ["decoder_causal_attention"] if self.inputs_bidirectional_attention else []
     check_features(batch, [*_FEATURES, *prefix])
-    keywords = {name: batch[name] for name in ("decoder_segment_ids", *prefix) if name in batch}
+    keywords: dict[str, Any] = {
+      name: batch[name] for name in ("decoder_segment_ids", *prefix) if name in batch
+    }
     logits = self.module.apply(
       {"params": params},
       batch["decoder_input_tokens"],
@@ -77,4 +79,4 @@ class DecoderOnlyModel(TeacherForcedModel):
   def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
     """Return initial parameters, each boxed with its logical axes."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return self.module.lazy_init(rng, tokens, decoder_target_tokens=tokens)
+    return dict(self.module.lazy_init(rng, tokens, decoder_target_tokens=tokens))

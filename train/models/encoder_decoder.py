@@ -60,7 +60,7 @@ class EncoderDecoderModel(TeacherForcedModel):
       ValueError: the batch lacks a feature.
     """
     check_features(batch, _FEATURES)
-    keywords = {name: batch[name] for name in _KEYWORDS if name in batch}
+    keywords: dict[str, Any] = {name: batch[name] for name in _KEYWORDS if name in batch}
     inputs = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     return cast(jax.Array, self.module.apply({"params": params}, *inputs, row_keys=row_keys, **keywords))
 
@@ -68,4 +68,4 @@ class EncoderDecoderModel(TeacherForcedModel):
     """Return initial parameters, each boxed with its logical axes."""
     # lazy_init leaves the forward pass out of the compiled program: only its shapes are needed.
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return self.module.lazy_init(rng, tokens, tokens, decoder_target_tokens=tokens)
+    return dict(self.module.lazy_init(rng, tokens, tokens, decoder_target_tokens=tokens))

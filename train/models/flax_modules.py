@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.core import unfreeze
+from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
@@ -82,7 +83,7 @@ class FlaxModel(TeacherForcedModel):
     boxed = jax.eval_shape(lambda: self._boxed_variables(jax.random.key(0)))
     specs = nn.get_partition_spec(_without_axes(boxed))
     if _AXES in boxed:
-      specs["params"] = unfreeze(nn.partitioning.get_axis_names(boxed[_AXES]))
+      specs["params"] = unfreeze(partitioning.get_axis_names(boxed[_AXES]))
     return jax.tree_util.tree_map_with_path(
       self._axes_of, specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
     )
@@ -111,9 +112,9 @@ class FlaxModel(TeacherForcedModel):
   @property
   def _arguments(self) -> Mapping[str, inspect.Parameter]:
     """Arguments of the module's call; an NNX module's where it is bridged."""
-    call = self.module.nnx_class.__call__ if isinstance(self.module, nnx.bridge.ToLinen) else self.module
-    call = call if inspect.isfunction(call) else type(call).__call__
-    return inspect.signature(call).parameters
+    module: Any = self.module
+    called: Any = module.nnx_class if isinstance(module, nnx.bridge.ToLinen) else type(module)
+    return inspect.signature(called.__call__).parameters
 
   def _apply(
     self, variables: dict[str, Tree], batch: Batch, row_keys: jax.Array | None, *, mutable: tuple[str, ...]
@@ -121,7 +122,7 @@ class FlaxModel(TeacherForcedModel):
     """Return logits and the changed collections; dropout is on if there are keys."""
     training = row_keys is not None
     # One key serves all rows: other modules than ours know no keys by row.
-    rngs = {"dropout": row_keys[0]} if training else {}
+    rngs = {} if row_keys is None else {"dropout": row_keys[0]}
     with _unsharded():
       logits, changed = self.module.apply(
         variables, **self._keywords(batch, training=training), rngs=rngs, mutable=list(mutable)

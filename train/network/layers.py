@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """(..., emb_dim) float to the same."""
     init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-    scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
+    scale: Any = self.param("scale", init, (x.shape[-1],), jnp.float32)
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jax.lax.square(x), axis=-1, keepdims=True)
     normalized = (x * jax.lax.rsqrt(mean_square + 1e-6)).astype(self.dtype)
@@ -83,7 +83,8 @@ class Embedding(nn.Module):
 
   def setup(self):
     init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocab", "embed"))
-    self.embedding = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
+    table: Any = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
+    self.embedding = table
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """(rows, length) int to (rows, length, emb_dim)."""

@@ -134,5 +134,6 @@ def _apply_layers(
     length=len(keys),
     metadata_params={nn.PARTITION_NAME: "layers"},
   )
-  x, _ = scan(layer(cfg, name=name), x, None if keys[0] is None else jnp.stack(keys))
+  drawn_keys = [row_keys for row_keys in keys if row_keys is not None]
+  x, _ = scan(layer(cfg, name=name), x, jnp.stack(drawn_keys) if drawn_keys else None)
   return x
