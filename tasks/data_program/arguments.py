@@ -109,7 +109,12 @@ def add_order_flags(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--batch_size", type=int, help="rows of a batch, over all hosts")
   group.add_argument("--seed", type=int, help="the plan's; default 0")
   group.add_argument("--num_epochs", type=int, help="where the data ends; default never")
-  group.add_argument("--epoch_policy", choices=[policy.value for policy in EpochPolicy])
+  group.add_argument(
+    "--epoch_policy",
+    choices=[policy.value for policy in EpochPolicy],
+    help="order of epochs after the first: each shard's blocks and their records anew, the same, or the whole"
+    " split anew by single records",
+  )
   group.add_argument("--lanes", type=int, help="default: as batch size and shards allow")
   group.add_argument("--rate_unit", choices=["examples", "units"], help="what rates count; default examples")
   text = 'tokens per feature, as JSON: {"inputs": 512}'
