@@ -67,10 +67,18 @@ COMMANDS = {
   },
   "rows_as_text": ["what-was-at", "--plan=plans/changed.json", _CACHE, "--steps=4:6"],
   **{
-    f"values_{plan}": ["show", f"--plan=plans/{plan}.json", _CACHE, _STEPS, _MODULE, "--format=jsonl"]
+    f"values_{plan}": [
+      "show",
+      "--cached",
+      f"--plan=plans/{plan}.json",
+      _CACHE,
+      _STEPS,
+      _MODULE,
+      "--format=jsonl",
+    ]
     for plan in PLANS
   },
-  "values_as_text": ["show", "--plan=plans/tombstones.json", _CACHE, "--steps=4:6", _MODULE],
+  "values_as_text": ["show", "--cached", "--plan=plans/tombstones.json", _CACHE, "--steps=4:6", _MODULE],
   "when": [
     *("when-was", "--plan=plans/changed.json", _CACHE, "--task=early_texts", "--index=3", _STEPS),
     "--format=jsonl",

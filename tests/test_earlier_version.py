@@ -36,7 +36,9 @@ def copy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_print_the_same(name):
-  assert run("anystep-data", *COMMANDS[name]) == pathlib.Path("expected", f"{name}.txt").read_text()
+  # Lengths of examples as they are read, which version 0.1 did not count, are an addition to its numbers.
+  printed = run("anystep-data", *COMMANDS[name]).replace(', "read": null}', "}")
+  assert printed == pathlib.Path("expected", f"{name}.txt").read_text()
 
 
 def without_origin(path):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from anystep.train.configuration.configuration import load_configuration
+from anystep.train.configuration.gin_files import GinFiles
 
 ROOT = Path(__file__).parents[3] / "gin_configs" / "models"
 _CARDS = "https://huggingface.co/google"
@@ -70,7 +71,7 @@ def model_of(tmp_path):
       f"include 'gin_configs/models/{size}.gin'\n"
       "VOCABULARY = None\nDROPOUT_RATE = 0.1\nconfigured_model.model = %MODEL\n"
     )
-    load_configuration([str(path)], {})
+    load_configuration(GinFiles.read([str(path)], {}))
     return gin.get_configurable(configured_model)()
 
   yield build

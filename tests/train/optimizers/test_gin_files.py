@@ -11,6 +11,7 @@ import pytest
 from anystep.errors import AnystepError
 from anystep.train.configuration import configuration
 from anystep.train.configuration.built_values import built_values
+from anystep.train.configuration.gin_files import GinFiles
 from anystep.train.optimizers.parameter_average import averaged_parameters
 from anystep.train.runs.trainer import Trainer
 
@@ -23,7 +24,8 @@ PARAMS = {
 
 
 def built(*gin_files, **bindings):
-  configuration.load_configuration([BASE, *gin_files], {"MODEL_DIR": "'model'", **bindings})
+  files = GinFiles.read([BASE, *gin_files], {"MODEL_DIR": "'model'", **bindings})
+  configuration.load_configuration(files)
   return configuration.build(Trainer).model.optimizer_def
 
 
