@@ -282,6 +282,7 @@ def folder(tmp_path, monkeypatch):
   shutil.copyfile(MODEL, "models/t5.model")
   Path("my_tasks.py").write_text(MY_TASKS)
   Path("my_run.gin").write_text(MY_RUN)
+  shutil.copyfile(ROOT / "gin_configs" / "examples" / "own_module.py", "my_networks.py")
   # The one name of T5X that a gin file of it binds.
   t5x = types.ModuleType("t5x.train")
   t5x.train = lambda get_dataset_fn=None: get_dataset_fn
