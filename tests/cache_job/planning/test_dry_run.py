@@ -272,7 +272,7 @@ def test_a_source_that_cannot_be_read_is_told_by_the_dry_run(tmp_path):
   assert (caught.value.fields["task"], caught.value.fields["source_shard"]) == (task.name, str(record))
 
 
-@pytest.mark.parametrize("container", ["array_record", pytest.param("tfrecord", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("container", ["array_record", pytest.param("tfrecord", marks=pytest.mark.long)])
 def test_estimates_are_near_what_the_job_writes(tmp_path, lines_dir, container, monkeypatch):
   monkeypatch.setattr(completion, "_remove_buildings", lambda *_: None)
   # However slow the machine is, it counts to the end.

@@ -256,7 +256,7 @@ LONGER = {
 
 @pytest.mark.parametrize(
   ("refused", "flags", "code", "kind", "fields"),
-  [pytest.param(*case, id=name, marks=[pytest.mark.soak] * (name in LONGER)) for name, case in CASES.items()],
+  [pytest.param(*case, id=name, marks=[pytest.mark.long] * (name in LONGER)) for name, case in CASES.items()],
 )
 def test_the_job_refuses(root, monkeypatch, refused, flags, code, kind, fields):
   if kind == "record_too_large":
@@ -269,7 +269,7 @@ def test_the_job_refuses(root, monkeypatch, refused, flags, code, kind, fields):
 
 
 @pytest.mark.parametrize(
-  "flags", [pytest.param((), marks=pytest.mark.soak), (BORNE,), ("--range_examples=2",)]
+  "flags", [pytest.param((), marks=pytest.mark.long), (BORNE,), ("--range_examples=2",)]
 )
 def test_the_job_refuses_a_source_file_that_is_cut_short(root, tmp_path, flags):
   error = refusal(root, task(source=cut_short(tmp_path / "cut.tfrecord")), *flags)

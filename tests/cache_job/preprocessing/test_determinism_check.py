@@ -99,8 +99,8 @@ def test_preprocessors_that_draw_by_their_seeds_pass_and_the_bytes_are_the_same(
   ("step", "place", "features"),
   [
     (draw, "0", "drawn"),
-    pytest.param(draw_when_traced, "0", "drawn", marks=pytest.mark.soak),
-    pytest.param(clock, "0", "drawn", marks=pytest.mark.soak),
+    pytest.param(draw_when_traced, "0", "drawn", marks=pytest.mark.long),
+    pytest.param(clock, "0", "drawn", marks=pytest.mark.long),
     (long_row, "0", "row"),
     (drop_by_itself, "3", ""),
   ],
@@ -117,7 +117,7 @@ def test_those_that_draw_otherwise_are_named_with_the_example_and_its_features(
   assert error.fields["expected"] != error.fields["got"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_another_order_is_a_difference(tmp_path):
   task = texts_task("small_shuffled", shuffle_by_itself, sizes={"train": (40,)})
   error = refusal(tmp_path, task, ALL)

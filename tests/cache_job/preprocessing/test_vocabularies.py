@@ -29,7 +29,7 @@ MODEL = pathlib.Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "s
 NAME = "with_files"
 LAYOUTS = [
   pytest.param((), id="shards"),
-  pytest.param(("--output_format=tfrecord",), id="tfrecord", marks=pytest.mark.soak),
+  pytest.param(("--output_format=tfrecord",), id="tfrecord", marks=pytest.mark.long),
 ]
 
 

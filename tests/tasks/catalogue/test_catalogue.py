@@ -269,7 +269,7 @@ def test_metrics_of_other_tasks_are_of_scores_or_predictions(name, expected, cac
   assert all(abs(value) > 0 for value in metrics.values())
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*OF_TFDS, "c4_span_corruption", "c4_lm"])
 def test_every_task_goes_through_a_cache_with_all_its_splits(name, tmp_path):
   task = seqio.TaskRegistry.get(name)

@@ -189,7 +189,7 @@ def test_examples_are_followed_where_they_are_dropped_or_become_several():
   assert names == [f"train-0-{label.split('.')[0]}" for label in labels(split)]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_skipped_to_example_is_what_it_is_among_all():
   skip, made = 5, task(small_tasks.split_and_drop, TOKENIZE, small_tasks.rotate)
   alone = previewed(made, skip=skip, num_examples=1)
@@ -207,7 +207,7 @@ def test_skipping_goes_on_in_the_next_shards_that_have_examples():
   assert (far.source_shard, texts(far.stages[0], "name")) == ("train part 3", ["train-3-2"])
 
 
-@pytest.mark.parametrize("source", [pytest.param("2", marks=pytest.mark.soak), "train part 2"])
+@pytest.mark.parametrize("source", [pytest.param("2", marks=pytest.mark.long), "train part 2"])
 def test_a_source_shard_is_named_or_numbered(source):
   found = previewed(task(TOKENIZE), source=source, skip=30)
   assert (found.source_shard, texts(found.stages[0], "name")) == (
@@ -622,7 +622,7 @@ def test_a_mixture_of_caches_shows_its_tasks(tasks_registered, capsys, tmp_path)
   assert list(dict.fromkeys(stage["task"] for stage in found)) == ["preview_plain", "preview_random"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_preview_is_the_same_again(tasks_registered, capsys):
   outputs = []
   for _ in range(2):

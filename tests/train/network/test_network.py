@@ -342,7 +342,7 @@ def test_t5_1_0_takes_its_logits_from_the_embedding():
   )
 
 
-@pytest.mark.parametrize("float32_logits", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.parametrize("float32_logits", [pytest.param(False, marks=pytest.mark.long), True])
 def test_bfloat16_keeps_parameters_and_logits_in_float32(float32_logits):
   model = tiny_model(dtype="bfloat16", float32_attention_logits=float32_logits, dropout_rate=0.1)
   with jax.numpy_dtype_promotion("standard"):  # Linen's RMSNorm promotes bfloat16 to float32 unasked
