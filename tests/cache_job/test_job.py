@@ -272,7 +272,7 @@ def test_the_same_job_writes_the_same_bytes(built, tmp_path):
   ("tasks", "workers", "mode"),
   [
     ("small_slow_graph", 2, "multi_threading"),
-    ("small:inner", 1, "multi_processing"),
+    pytest.param("small:inner", 1, "multi_processing", marks=pytest.mark.long),
     pytest.param("small", 2, "multi_processing", marks=pytest.mark.soak),
   ],
 )

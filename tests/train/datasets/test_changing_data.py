@@ -129,6 +129,7 @@ def test_data_that_changes_in_the_middle_of_a_run_is_resumed_exactly(
   }
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_its_checkpoints_changes_where_no_plan_is_named(undisturbed, killed, command):
   model_dir = killed(6)
   converter, problem = read_converter(model_dir)

@@ -22,6 +22,8 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 FACTORS = (None, 7.0, "NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE")
 WHOLE = WholeBatchGradients()
 
+pytestmark = pytest.mark.long
+
 
 def arrays(name):
   with np.load(FOLDER / f"{name}.npz") as loaded:

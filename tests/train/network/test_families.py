@@ -73,6 +73,7 @@ def test_twenty_steps_of_a_decoder_are_t5xs(optimized):
   np.testing.assert_allclose(losses, [expected[str(step)] for step in range(1, 21)], rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("case", "options"),
   [

@@ -34,6 +34,7 @@ def load(name):
     return dict(arrays)
 
 
+@pytest.mark.long
 def test_twenty_steps_are_t5xs(optimized):
   config = T5Config(
     vocab_size=384,

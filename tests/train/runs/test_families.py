@@ -19,6 +19,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "example",
   [pytest.param(name, marks=[] if name == "own_module_tiny" else pytest.mark.long) for name in EXAMPLES],
