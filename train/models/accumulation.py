@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.limits import is_count
 from anystep.train.models.base import Batch, Metrics, Model, MutableModel, Tree
+from anystep.train.models.teacher_forcing import make_row_keys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Microbatches(abc.ABC):
     num_rows = next(iter(batch.values())).shape[0]
     self.check(model, num_rows)
     unit = self.unit_rows(model, num_rows)
-    rows = {"batch": self.whole_batch(model, batch), "rng": _row_keys(rng, num_rows)}
+    rows = {"batch": self.whole_batch(model, batch), "rng": make_row_keys(rng, batch)}
     parts = jax.tree.map(lambda array: _split(array, self.num_microbatches, unit), rows)
 
     def add(sums: tuple[Any, Any], part: dict[str, Any]) -> tuple[tuple[Any, Any], None]:
@@ -190,13 +190,6 @@ def _gradients(
 
 def _sums(gradients: Gradients) -> tuple[jax.Array, Metrics, Tree]:
   return gradients.loss, gradients.metrics, gradients.gradients
-
-
-def _row_keys(rng: jax.Array | None, num_rows: int) -> jax.Array | None:
-  """Return the key of each row, as a model derives it from one key (docs/order.md#draws-after-the-cache)."""
-  if rng is None:
-    return None
-  return jax.vmap(jax.random.fold_in, (None, 0))(rng, np.arange(num_rows, dtype=np.uint32))
 
 
 def _split(array: jax.Array, num_microbatches: int, unit: int) -> jax.Array:

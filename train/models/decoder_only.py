@@ -6,17 +6,16 @@ from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from anystep.features.converters import DecoderConverter, FeatureConverter
 from anystep.train.models.base import Batch, Tree
-from anystep.train.models.teacher_forcing import TARGET_FEATURES, TeacherForcedModel, check_features
+from anystep.train.models.teacher_forcing import TARGET_FEATURES, NetworkModel, check_features
 
 _FEATURES = ("decoder_input_tokens", *TARGET_FEATURES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DecoderOnlyModel(TeacherForcedModel):
+class DecoderOnlyModel(NetworkModel):
   """Decoder-only network, trained by teacher forcing.
 
   Where `task_feature_lengths` has a length for `targets` alone it is a language model of the targets. With
@@ -34,7 +33,6 @@ class DecoderOnlyModel(TeacherForcedModel):
 
   feature_converter: ClassVar[FeatureConverter] = DecoderConverter()
 
-  module: nn.Module
   vocabulary: Any = None
   inputs_bidirectional_attention: bool = False
 
@@ -42,19 +40,6 @@ class DecoderOnlyModel(TeacherForcedModel):
   def vocabularies(self) -> Mapping[str, Any]:
     """See `base.Model`."""
     return {"inputs": self.vocabulary, "targets": self.vocabulary}
-
-  @property
-  def vocab_size(self) -> int:
-    """See `base.Model`."""
-    return self.module.config.vocab_size
-
-  def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
-    """See `base.Model`."""
-    return nn.unbox(self._boxed_variables(rng))
-
-  def logical_axes(self) -> dict[str, Tree]:
-    """See `base.Model`."""
-    return nn.get_partition_spec(jax.eval_shape(lambda: self._boxed_variables(jax.random.key(0))))
 
   def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
     """See `TeacherForcedModel`.
@@ -76,7 +61,7 @@ class DecoderOnlyModel(TeacherForcedModel):
     )
     return cast(jax.Array, logits)
 
-  def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
-    """Return initial parameters, each boxed with its logical axes."""
+  def boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """See `NetworkModel`."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return dict(self.module.lazy_init(rng, tokens, decoder_target_tokens=tokens))

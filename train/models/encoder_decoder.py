@@ -6,18 +6,17 @@ from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from anystep.features.converters import EncoderDecoderConverter, FeatureConverter
 from anystep.train.models.base import Batch, Tree
-from anystep.train.models.teacher_forcing import TARGET_FEATURES, TeacherForcedModel, check_features
+from anystep.train.models.teacher_forcing import TARGET_FEATURES, NetworkModel, check_features
 
 _FEATURES = ("encoder_input_tokens", "decoder_input_tokens", *TARGET_FEATURES)
 _KEYWORDS = ("decoder_target_tokens", "encoder_segment_ids", "decoder_segment_ids")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EncoderDecoderModel(TeacherForcedModel):
+class EncoderDecoderModel(NetworkModel):
   """Encoder-decoder network, trained by teacher forcing.
 
   Batches hold `encoder_input_tokens` and `decoder_input_tokens` (int32, 0 is padding) besides what
@@ -31,7 +30,6 @@ class EncoderDecoderModel(TeacherForcedModel):
 
   feature_converter: ClassVar[FeatureConverter] = EncoderDecoderConverter()
 
-  module: nn.Module
   input_vocabulary: Any = None
   output_vocabulary: Any = None
 
@@ -39,19 +37,6 @@ class EncoderDecoderModel(TeacherForcedModel):
   def vocabularies(self) -> Mapping[str, Any]:
     """See `base.Model`."""
     return {"inputs": self.input_vocabulary, "targets": self.output_vocabulary}
-
-  @property
-  def vocab_size(self) -> int:
-    """See `base.Model`."""
-    return self.module.config.vocab_size
-
-  def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
-    """See `base.Model`."""
-    return nn.unbox(self._boxed_variables(rng))
-
-  def logical_axes(self) -> dict[str, Tree]:
-    """See `base.Model`."""
-    return nn.get_partition_spec(jax.eval_shape(lambda: self._boxed_variables(jax.random.key(0))))
 
   def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
     """See `TeacherForcedModel`.
@@ -64,8 +49,8 @@ class EncoderDecoderModel(TeacherForcedModel):
     inputs = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
     return cast(jax.Array, self.module.apply({"params": params}, *inputs, row_keys=row_keys, **keywords))
 
-  def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
-    """Return initial parameters, each boxed with its logical axes."""
+  def boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """See `NetworkModel`."""
     # lazy_init leaves the forward pass out of the compiled program: only its shapes are needed.
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return dict(self.module.lazy_init(rng, tokens, tokens, decoder_target_tokens=tokens))

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
 from anystep.train.models.base import Batch, Metrics, Tree
-from anystep.train.models.teacher_forcing import TeacherForcedModel, row_keys, scores_of_logits
+from anystep.train.models.teacher_forcing import TeacherForcedModel, make_row_keys, scores_of_logits
 
 # Flax's name for the logical axes of the parameters, from `flax.linen.partitioning.param_with_axes`.
 _AXES = "params_axes"
@@ -98,7 +98,7 @@ class FlaxModel(TeacherForcedModel):
   ) -> tuple[jax.Array, tuple[Metrics, dict[str, Tree]]]:
     """See `base.MutableModel`."""
     variables = {"params": params, **mutables}
-    logits, changed = self._apply(variables, batch, row_keys(rng, batch), mutable=tuple(mutables))
+    logits, changed = self._apply(variables, batch, make_row_keys(rng, batch), mutable=tuple(mutables))
     loss, metrics = self.loss_of_logits(logits, batch)
     return loss, (metrics, {name: changed.get(name, mutables[name]) for name in mutables})
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.losses import (
@@ -77,7 +78,7 @@ class TeacherForcedModel(abc.ABC):
 
   def loss_fn(self, params: Tree, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, Metrics]:
     """See `base.Model`; the key of row i is fold_in(rng, i) if rng is one key."""
-    return self.loss_of_logits(self.logits(params, batch, row_keys(rng, batch)), batch)
+    return self.loss_of_logits(self.logits(params, batch, make_row_keys(rng, batch)), batch)
 
   def score_batch(self, params: Tree, batch: Batch) -> dict[str, jax.Array]:
     """See `base.Model`."""
@@ -103,6 +104,34 @@ class TeacherForcedModel(abc.ABC):
     return self.loss_normalizing_factor
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkModel(TeacherForcedModel):
+  """Model of a network of `train.network`, whose parameters are boxed with their logical axes.
+
+  Attributes:
+    module: the network; its `config` has the size of the vocabulary.
+  """
+
+  module: nn.Module
+
+  @property
+  def vocab_size(self) -> int:
+    """See `base.Model`."""
+    return self.module.config.vocab_size
+
+  def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """See `base.Model`."""
+    return nn.unbox(self.boxed_variables(rng))
+
+  def logical_axes(self) -> dict[str, Tree]:
+    """See `base.Model`."""
+    return nn.get_partition_spec(jax.eval_shape(lambda: self.boxed_variables(jax.random.key(0))))
+
+  @abc.abstractmethod
+  def boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
+    """Return initial parameters, each boxed with its logical axes."""
+
+
 def scores_of_logits(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
   """Return the targets' log-likelihoods, each times its weight, as `base.Model.score_batch` does."""
   check_features(batch, TARGET_FEATURES)
@@ -116,11 +145,14 @@ def scores_of_logits(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
   }
 
 
-def row_keys(rng: jax.Array | None, batch: Batch) -> jax.Array | None:
-  """Return the keys of a batch's rows: fold_in(rng, row), unless rng already is one key for each row."""
+def make_row_keys(rng: jax.Array | None, batch: Batch) -> jax.Array | None:
+  """Return the keys of a batch's rows: fold_in(rng, row), unless rng already is one key for each row.
+
+  docs/order.md#draws-after-the-cache.
+  """
   if rng is None or rng.ndim:
     return rng
-  num_rows = batch["decoder_target_tokens"].shape[0]
+  num_rows = next(iter(batch.values())).shape[0]
   return jax.vmap(jax.random.fold_in, (None, 0))(rng, np.arange(num_rows, dtype=np.uint32))
 
 

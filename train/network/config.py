@@ -5,12 +5,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
 from anystep.train.network.attention import MultiHeadAttention
 from anystep.train.network.attention_functions import IMPLEMENTATIONS, cudnn_without_gradient
-from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation
+from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation, dense
 from anystep.train.network.relative_positions import RelativePositionBiases
 
 
@@ -110,6 +111,15 @@ class LayerConfig(abc.ABC):
   def embedding(self, name: str | None = None) -> Embedding:
     """Return the table of embeddings."""
     return Embedding(self.vocab_size, self.emb_dim, lookup=self.embedding_lookup, dtype=self.dtype, name=name)
+
+  def logits(self, x: jax.Array, embedding: Embedding) -> jax.Array:
+    """Return the logits of a stack's outputs: (rows, length, emb_dim) to (rows, length, vocab_size) float32.
+
+    They are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
+    """
+    if self.logits_via_embedding:
+      return embedding.logits(x)
+    return dense(self.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
 
   def check_name(self, attribute: str, names: Sequence[str]) -> None:
     """Raise ValueError if an attribute is none of the names."""

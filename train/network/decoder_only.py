@@ -6,13 +6,11 @@ Parameters have the names, shapes and logical axes of T5X's `examples/decoder_on
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import LayerConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
-from anystep.train.network.layers import dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,11 +72,7 @@ class Decoder(nn.Module):
     x = embedding(tokens) * drop["first"]
     for i in range(cfg.num_layers):
       x = DecoderLayer(cfg, name=f"layers_{i}")(x, mask=mask, bias=bias, row_keys=keys[i])
-    x = cfg.norm("decoder_norm")(x) * drop["last"]
-    # Final logits are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
-    if cfg.logits_via_embedding:
-      return embedding.logits(x)
-    return dense(cfg.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+    return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
 class DecoderWrapper(nn.Module):

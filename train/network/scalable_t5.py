@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from anystep.train.network.config import EncoderDecoderConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
-from anystep.train.network.layers import Embedding, dense
+from anystep.train.network.layers import Embedding
 from anystep.train.network.t5 import DECODER, ENCODER, DecoderLayer, EncoderDecoder, EncoderLayer
 
 REMAT_POLICIES = ("none", "minimal", "full")
@@ -91,11 +91,7 @@ class Decoder(nn.Module):
       return layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=None, row_keys=row_keys)
 
     x = _apply_layers(apply, DecoderLayer, cfg, x * drop["first"], keys, name="decoder")
-    x = cfg.norm("decoder_norm")(x) * drop["last"]
-    # Final logits are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
-    if cfg.logits_via_embedding:
-      return embedding.logits(x)
-    return dense(cfg.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+    return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
 class ScalableTransformer(EncoderDecoder):

@@ -7,13 +7,12 @@ checkpoints pass both ways. Dropout is on where `apply` gets keys for it, and of
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import EncoderDecoderConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
-from anystep.train.network.layers import Embedding, dense
+from anystep.train.network.layers import Embedding
 
 # Numbers of the stacks in the keys of dropout.
 ENCODER, DECODER = 0, 1
@@ -170,11 +169,7 @@ class Decoder(nn.Module):
     for i in range(cfg.num_decoder_layers):
       layer = DecoderLayer(cfg, name=f"layers_{i}")
       x = layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=bias, row_keys=keys[i])
-    x = cfg.norm("decoder_norm")(x) * drop["last"]
-    # Final logits are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
-    if cfg.logits_via_embedding:
-      return embedding.logits(x)
-    return dense(cfg.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+    return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
 class EncoderDecoder(nn.Module):
