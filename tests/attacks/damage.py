@@ -79,8 +79,10 @@ def remove(path: pathlib.Path) -> None:
 
 
 def damage(root: pathlib.Path, chance: Chance) -> None:
-  """Damages a file or two."""
+  """Damages a file or two, if there are any: damage before may have deleted the folder."""
   paths = sorted(path for path in root.rglob("*") if path.is_file())
+  if not paths:
+    return
   path, kind = chance.choice(paths), chance.choice(list(KINDS))
   chance.note(f"{kind}: {path.relative_to(root)}")
   KINDS[kind](path, paths, chance)
