@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import functools
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from anystep.error_kinds.exit_codes import ExitCode
 from anystep.error_kinds.table import ERROR_KINDS
@@ -15,6 +16,7 @@ from anystep.error_kinds.table import ERROR_KINDS
 __all__ = [
   "AnystepError",
   "ExitCode",
+  "exception_chain",
   "find_nearest",
   "make_file_error",
   "make_package_error",
@@ -114,6 +116,26 @@ def one_line(error: BaseException, *, with_type: bool = True, without_graph: boo
     text = _GRAPH.sub("", text).strip()
     with_type = with_type and not text.startswith(name)
   return " ".join((f"{name}: {text}" if with_type else text).split())
+
+
+def exception_chain(error: BaseException) -> Iterator[BaseException]:
+  """Yield an exception and those that it came from, each once, the nearest first.
+
+  A chain may lead back to where it began: `raise` takes any exception after `from`.
+
+  >>> error = ValueError()
+  >>> error.__cause__, error.__context__ = error, KeyError()
+  >>> list(exception_chain(error))
+  [ValueError(), KeyError()]
+  """
+  pending: collections.deque[BaseException] = collections.deque([error])
+  seen: set[int] = set()
+  while pending:
+    one = pending.popleft()
+    if id(one) not in seen:
+      seen.add(id(one))
+      yield one
+      pending.extend(other for other in (one.__cause__, one.__context__) if other is not None)
 
 
 def make_file_error(kind: str, error: Exception, *, path: object, fix: str, **fields: object) -> AnystepError:

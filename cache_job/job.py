@@ -22,7 +22,7 @@ from anystep.cache_job.state.failures import locate_failure, read_failure, silen
 from anystep.cache_job.state.job_lock import lock_task_directory
 from anystep.cache_job.state.split_job import SourceRange, SplitJob, list_source_ranges, read_plan
 from anystep.caches.manifest import Manifest
-from anystep.errors import AnystepError
+from anystep.errors import AnystepError, exception_chain
 
 __all__ = ["CacheOptions", "cache_tasks"]
 
@@ -124,15 +124,13 @@ def _run_pipeline(jobs: Sequence[SplitJob], options: CacheOptions) -> None:
         add_split(pipeline, job)
   except Exception as error:
     failures = [failure for job in jobs if (failure := read_failure(job))]
-    raise (failures[0] if failures else explain_runner_error(error) or _find_known_failure(error)) from error
-
-
-def _find_known_failure(error: BaseException) -> BaseException:
-  """Return our error within an exception of a runner in this process; else that exception."""
-  cause: BaseException | None = error
-  while cause is not None and not isinstance(cause, AnystepError):
-    cause = cause.__cause__ or cause.__context__
-  return cause or error
+    # An exception of a runner in this process may have our error within.
+    ours = [cause for cause in exception_chain(error) if isinstance(cause, AnystepError)]
+    if known := (failures[0] if failures else explain_runner_error(error)):
+      raise known from error
+    if ours:
+      raise ours[0] from None
+    raise
 
 
 def _count(shard: int, job: SplitJob) -> int:

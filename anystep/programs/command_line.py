@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from anystep.errors import AnystepError, ExitCode, one_line
+from anystep.errors import AnystepError, ExitCode, exception_chain, one_line
 from anystep.files.os_failures import os_failure
 from anystep.programs.progress import show_library_work
 
@@ -106,16 +106,6 @@ def _print_error(error: AnystepError) -> int:
   return int(error.code)
 
 
-def _was_interrupted(error: BaseException) -> bool:
-  """Return whether a Ctrl-C caused the error: Beam wraps KeyboardInterrupt in errors of its own."""
-  cause: BaseException | None = error
-  while cause is not None:
-    if isinstance(cause, KeyboardInterrupt):
-      return True
-    cause = cause.__cause__ or cause.__context__
-  return False
-
-
 def run_program(main: Callable[[], int]) -> None:
   """Run a program's `main` and exit with its status; print a foreseen failure as one line on stderr."""
   try:
@@ -150,7 +140,8 @@ def run_program(main: Callable[[], int]) -> None:
     got = str(error) or "MemoryError"
     status = _print_error(AnystepError(ExitCode.CONFIG, "out_of_memory", got=got, fix=fix))
   except Exception as error:
-    if not _was_interrupted(error):
+    # Beam wraps KeyboardInterrupt in errors of its own.
+    if not any(isinstance(cause, KeyboardInterrupt) for cause in exception_chain(error)):
       raise
     status = 130
   sys.exit(status)

@@ -24,6 +24,7 @@ from array_record.python import array_record_module
 from seqio import beam_utils
 
 import oracle
+from anystep.cache_job import job
 from anystep.cache_job.main import main, run, select_tasks
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
@@ -643,3 +644,18 @@ def test_tasks_are_selected_by_whole_names_and_left_out_by_whole_names():
   assert select_tasks(["small_.*"], ["small_s.*"]) == ["small_joined"]
   assert select_tasks(["small", "small"], ["small_joined", "mall"]) == ["small"]
   assert select_tasks([".*_joined", "small"], []) == ["small", "small_joined"]
+
+
+def test_an_unforeseen_failure_of_a_runner_is_raised_as_it_is(tmp_path, monkeypatch):
+  """It is not made its own cause, which would make a circle for whoever follows causes."""
+
+  def open_pipeline(arguments):
+    try:
+      raise KeyError("what it was doing")
+    except KeyError:
+      raise RuntimeError("a runner's own") from None
+
+  monkeypatch.setattr(job, "open_pipeline", open_pipeline)
+  with pytest.raises(RuntimeError, match="a runner's own") as caught:
+    job.cache_tasks(["small:inner"], job.CacheOptions(cache_dir=str(tmp_path)))
+  assert caught.value.__cause__ is None

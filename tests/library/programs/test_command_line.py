@@ -145,3 +145,28 @@ def test_required_flags_that_are_not_given_are_named():
   assert (error.code, error.kind) == (ExitCode.USAGE, "flags")
   assert error.fields["got"] == "no --first and no --second"
   assert error.fix == "add --first=… and --second=…; program --help lists the flags"
+
+
+def _raised_from_itself():
+  error = RuntimeError("a library's")
+  raise error from error
+
+
+def _interrupted_within():
+  try:
+    raise KeyboardInterrupt
+  except KeyboardInterrupt as interrupt:
+    error = RuntimeError("a library's")
+    error.__cause__ = ValueError("what it was doing")
+    error.__cause__.__context__ = interrupt
+    interrupt.__context__ = error
+    raise error from error.__cause__
+
+
+def test_errors_that_lead_back_to_themselves_end_a_program():
+  """As Ctrl-C in Beam once did: the program looked for an interrupt in its causes, and never ended."""
+  with pytest.raises(RuntimeError, match="a library's"):
+    run_program(_raised_from_itself)
+  with pytest.raises(SystemExit) as ended:
+    run_program(_interrupted_within)
+  assert ended.value.code == 130
