@@ -60,6 +60,7 @@ TRAINING = {
     "parameter_average": "The optimizer keeps no average of the parameters, or of some of them alone.",
     "parameter_pattern": "A regular expression over parameter paths is invalid, or matches none or not all.",
     "process_count": "Several processes cannot train one run together yet.",
+    "rows_per_key": "The rows that share a key of dropout do not divide those that are computed at once.",
     "source_refused": "The task or its source cannot be used straight from the source.",
     "total_steps": "The checkpoint is later than the last step.",
     "use_cached": "The option needs `USE_CACHED_TASKS = True`, or `False`.",

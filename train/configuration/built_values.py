@@ -32,7 +32,8 @@ _LIBRARIES = ("anystep", "jax", "jaxlib", "flax", "optax", "numpy", "functools",
 # Fields of a Linen module that do not affect what it computes.
 _OF_MODULES = ("parent", "name")
 _LONGEST_TEXT = 200
-# Metadata of a dataclass field that is newer than version 0.1, which computed what its default does.
+# Metadata of a dataclass field that is newer than version 0.1, which computed what its default does (but for
+# rounding).
 LEFT_OUT_AT_DEFAULT = types.MappingProxyType({"anystep_left_out_at_default": True})
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -66,7 +66,7 @@ class Microbatches(abc.ABC):
       params: the parameters.
       batch: arrays of shape (rows, ...) by feature.
       rng: a JAX random key for dropout; None for none.
-      mutables: mutable collections of the model; each microbatch gets those that the one before left.
+      mutables: mutable collections of the model.
 
     Raises:
       AnystepError: 78 `num_microbatches` if they do not divide the rows, or the model has no `normalized`.
@@ -76,42 +76,48 @@ class Microbatches(abc.ABC):
     num_rows = next(iter(batch.values())).shape[0]
     self.check(model, num_rows)
     unit = self.unit_rows(model, num_rows)
+    before = dict(mutables)
     rows = {"batch": self.whole_batch(model, batch), "rng": make_row_keys(rng, batch)}
     parts = jax.tree.map(lambda array: _split(array, self.num_microbatches, unit), rows)
 
-    def add(sums: tuple[Any, Any], part: dict[str, Any]) -> tuple[tuple[Any, Any], None]:
-      total, mutables = sums
-      found = _gradients(model, params, part["batch"], part["rng"], mutables)
-      new = (found.loss, found.metrics, found.gradients)
-      return (jax.tree.map(jnp.add, total, new), found.mutables), None
+    def add(sums: tuple[Any, Any], part: dict[str, Any]) -> tuple[tuple[Any, Any], Any]:
+      total, given = sums
+      computed = _gradients(model, params, part["batch"], part["rng"], given)
+      total = jax.tree.map(jnp.add, total, _sums(computed))
+      return (total, computed.mutables if self.passes_mutables else before), computed.mutables
 
     first = jax.tree.map(lambda array: array[0], parts)
-    shapes = jax.eval_shape(lambda: _sums(_gradients(model, params, first["batch"], first["rng"], mutables)))
+    shapes = jax.eval_shape(lambda: _sums(_gradients(model, params, first["batch"], first["rng"], before)))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    ((loss, metrics, gradients), after), _ = jax.lax.scan(add, (zeros, dict(mutables)), parts)
+    ((loss, metrics, gradients), last), after = jax.lax.scan(add, (zeros, before), parts)
+    after = last if self.passes_mutables else average_mutables(after)
     return Gradients(loss=loss, metrics=metrics, gradients=gradients, mutables=after)
 
   def check(self, model: Model, num_rows: int) -> None:
     """Refuse a batch that cannot be split, or a model that cannot be trained in parts.
 
     Raises:
-      AnystepError: 78 `num_microbatches`.
+      AnystepError: 78 `num_microbatches`, `rows_per_key`.
     """
     unit = self.unit_rows(model, num_rows)
     if num_rows % (unit * self.num_microbatches):
       raise AnystepError(
         ExitCode.CONFIG,
         "num_microbatches",
-        expected=f"a divisor of {num_rows // unit}, the batch's "
-        + ("rows" if unit == 1 else f"groups of {unit} rows"),
+        expected=_divisors(num_rows, unit),
         got=self.num_microbatches,
-        fix="choose another NUM_MICROBATCHES or BATCH_SIZE",
+        fix="choose another NUM_MICROBATCHES or BATCH_SIZE, or another models.FlaxModel.rows_per_key",
       )
 
   @property
   @abc.abstractmethod
   def decides_numbers(self) -> bool:
     """Return whether their number decides gradients, and not only how sums are rounded."""
+
+  @property
+  @abc.abstractmethod
+  def passes_mutables(self) -> bool:
+    """Return whether a microbatch gets the mutable collections that the one before left."""
 
   @abc.abstractmethod
   def whole_batch(self, model: Model, batch: Batch) -> Batch:
@@ -127,10 +133,12 @@ class WholeBatchGradients(Microbatches):
   """Microbatches that together give the gradient of the whole batch, whatever their number.
 
   Losses are divided by what the whole batch holds, and dropout is keyed by row. Row i is in microbatch i mod
-  K, so that every device has rows of each.
+  K, so that every device has rows of each; rows that share a key stay together. Mutable collections are
+  averaged over the microbatches.
   """
 
   decides_numbers: ClassVar[bool] = False
+  passes_mutables: ClassVar[bool] = False
 
   def check(self, model: Model, num_rows: int) -> None:
     super().check(model, num_rows)
@@ -147,7 +155,7 @@ class WholeBatchGradients(Microbatches):
     return model.normalized(batch)  # type: ignore[attr-defined]
 
   def unit_rows(self, model: Model, num_rows: int) -> int:
-    return getattr(model, "rows_per_key", 1)
+    return _rows_together(model, num_rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,9 +167,15 @@ class T5XMicrobatches(Microbatches):
   many others are in their microbatch.
   """
 
+  passes_mutables: ClassVar[bool] = True
+
   @property
   def decides_numbers(self) -> bool:
     return self.num_microbatches > 1
+
+  def check(self, model: Model, num_rows: int) -> None:
+    super().check(model, num_rows)
+    _rows_together(model, num_rows // self.num_microbatches)
 
   def whole_batch(self, model: Model, batch: Batch) -> Batch:
     return batch
@@ -171,6 +185,36 @@ class T5XMicrobatches(Microbatches):
 
 
 WHOLE_BATCH = WholeBatchGradients()
+
+
+def average_mutables(stacked: Tree) -> Tree:
+  """Return mutable collections of parts of a batch as those of the whole.
+
+  Args:
+    stacked: mutable collections with a first axis that counts the parts.
+
+  Returns:
+    The parts' mean; of what has none, such as counters and keys, the first part's.
+  """
+
+  def average(leaf: jax.Array) -> jax.Array:
+    return jnp.mean(leaf, axis=0) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf[0]
+
+  return jax.tree.map(average, stacked)
+
+
+def _divisors(num_rows: int, unit: int) -> str:
+  if unit == num_rows:
+    return f"1, since the model computes all {num_rows} rows together"
+  return f"a divisor of {num_rows // unit}, the batch's " + (
+    "rows" if unit == 1 else f"groups of {unit} rows"
+  )
+
+
+def _rows_together(model: Model, num_rows: int) -> int:
+  """Return the number of neighbouring rows that a model computes together, with one key."""
+  rows_together = getattr(model, "rows_together", None)
+  return 1 if rows_together is None else rows_together(num_rows)
 
 
 def _gradients(

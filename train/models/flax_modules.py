@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
+from anystep.limits import is_count
+from anystep.train.models.accumulation import average_mutables
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.teacher_forcing import TeacherForcedModel, make_row_keys, scores_of_logits
 
@@ -37,6 +41,10 @@ class FlaxModel(TeacherForcedModel):
   Collections other than `params`, such as `batch_stats`, are carried in the training state: a training step
   changes them, scoring does not.
 
+  A module takes one key of dropout, and draws one mask for all rows that it is given. In training it is given
+  `rows_per_key` rows at a time, each such group with a key of its own: masks depend on no split of the batch.
+  Mutable collections are averaged over the groups.
+
   Logical axes come from `logical_axes_by_path`; else from the boxes of `nn.with_logical_partitioning`, NNX's
   metadata or a collection `params_axes`. A variable without any is not split.
 
@@ -49,6 +57,11 @@ class FlaxModel(TeacherForcedModel):
     logical_axes_by_path: pairs of a regular expression and the axes' names, such as ('.*/kernel',
       ('embed', 'mlp')); the first expression that matches the whole path of a variable counts, as in
       'params/dense/kernel'.
+    rows_per_key: number of neighbouring rows that share a key, a divisor of the batch's rows. None for 1, but
+      for a module with mutable collections all rows of a batch, whose statistics are then the batch's.
+
+  Raises:
+    AnystepError: 78 `rows_per_key`.
   """
 
   module: nn.Module
@@ -56,9 +69,12 @@ class FlaxModel(TeacherForcedModel):
   feature_converter: FeatureConverter | None = None
   input_shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
   logical_axes_by_path: Sequence[tuple[str, Sequence[str | None]]] = ()
+  rows_per_key: int | None = None
 
   def __post_init__(self):
     super().__post_init__()
+    if self.rows_per_key is not None and not is_count(self.rows_per_key, least=1):
+      raise _bad_rows("a whole number of at least 1, or None", self.rows_per_key)
     if self.feature_converter is None:
       both = "encoder_input_tokens" in self._arguments
       converter = EncoderDecoderConverter() if both else DecoderConverter()
@@ -109,6 +125,22 @@ class FlaxModel(TeacherForcedModel):
     logits, _ = self._apply({"params": params, **(mutables or {})}, batch, None, mutable=())
     return scores_of_logits(logits, batch)
 
+  def rows_together(self, num_rows: int) -> int:
+    """Return the number of neighbouring rows that share a key, in a batch of `num_rows`.
+
+    Raises:
+      AnystepError: 78 `rows_per_key` if it does not divide them.
+    """
+    if self.rows_per_key is None:
+      return num_rows if self._has_mutables else 1
+    if num_rows % self.rows_per_key:
+      raise _bad_rows(f"a divisor of the {num_rows} rows that are computed at once", self.rows_per_key)
+    return self.rows_per_key
+
+  @functools.cached_property
+  def _has_mutables(self) -> bool:
+    return len(jax.eval_shape(lambda: self.initial_variables(jax.random.key(0)))) > 1
+
   @property
   def _arguments(self) -> Mapping[str, inspect.Parameter]:
     """Arguments of the module's call; an NNX module's where it is bridged."""
@@ -120,12 +152,33 @@ class FlaxModel(TeacherForcedModel):
     self, variables: dict[str, Tree], batch: Batch, row_keys: jax.Array | None, *, mutable: tuple[str, ...]
   ) -> tuple[jax.Array, Mapping[str, Tree]]:
     """Return logits and the changed collections; dropout is on if there are keys."""
-    training = row_keys is not None
-    # One key serves all rows: other modules than ours know no keys by row.
-    rngs = {} if row_keys is None else {"dropout": row_keys[0]}
+    if row_keys is None:
+      return self._call(variables, batch, {}, training=False, mutable=mutable)
+    num_rows = row_keys.shape[0]
+    rows = self.rows_together(num_rows)
+    if rows == num_rows:
+      return self._call(variables, batch, {"dropout": row_keys[0]}, training=True, mutable=mutable)
+
+    def apply_group(group: Batch, key: jax.Array) -> tuple[jax.Array, Mapping[str, Tree]]:
+      return self._call(variables, group, {"dropout": key}, training=True, mutable=mutable)
+
+    groups = {name: array.reshape(-1, rows, *array.shape[1:]) for name, array in batch.items()}
+    logits, changed = jax.vmap(apply_group)(groups, row_keys[::rows])
+    return logits.reshape(num_rows, *logits.shape[2:]), average_mutables(changed)
+
+  def _call(
+    self,
+    variables: dict[str, Tree],
+    batch: Batch,
+    rngs: Mapping[str, jax.Array],
+    *,
+    training: bool,
+    mutable: tuple[str, ...],
+  ) -> tuple[jax.Array, Mapping[str, Tree]]:
+    """Return the module's logits for all rows at once, and the changed collections."""
     with _unsharded():
       logits, changed = self.module.apply(
-        variables, **self._keywords(batch, training=training), rngs=rngs, mutable=list(mutable)
+        variables, **self._keywords(batch, training=training), rngs=dict(rngs), mutable=list(mutable)
       )
     return logits, nn.unbox(changed)
 
@@ -163,6 +216,16 @@ class FlaxModel(TeacherForcedModel):
 
 
 _REQUIRED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _bad_rows(expected: str, got: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.CONFIG,
+    "rows_per_key",
+    expected=expected,
+    got=got,
+    fix="choose another models.FlaxModel.rows_per_key, BATCH_SIZE or NUM_MICROBATCHES",
+  )
 
 
 def _without_axes(variables: dict[str, Tree]) -> dict[str, Tree]:

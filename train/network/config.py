@@ -53,7 +53,7 @@ class LayerConfig(abc.ABC):
   logits_via_embedding: bool = False
   float32_attention_logits: bool = False
   attention_implementation: str = dataclasses.field(default="reference", metadata=LEFT_OUT_AT_DEFAULT)
-  embedding_lookup: str = dataclasses.field(default="gather", metadata=LEFT_OUT_AT_DEFAULT)
+  embedding_lookup: str = dataclasses.field(default="one_hot", metadata=LEFT_OUT_AT_DEFAULT)
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

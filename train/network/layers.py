@@ -70,15 +70,16 @@ class Embedding(nn.Module):
   Attributes:
     vocab_size: number of token ids.
     emb_dim: size of an embedding.
-    lookup: `gather`; or `one_hot`, a product with one-hot rows as in T5X, whose gradient is a product too
-      and not a sum in whatever order an accelerator's threads come. An id outside the vocabulary has the
-      embedding 0 with `one_hot`, and nan with `gather`.
+    lookup: `one_hot`, a product with one-hot rows as in T5X, whose gradient is a product too and not a sum in
+      whatever order an accelerator's threads come; or `gather`, which takes less time where the vocabulary is
+      large and the processor small. An id outside the vocabulary has the embedding 0 with `one_hot`, and nan
+      with `gather`.
     dtype: dtype of embeddings; the table is float32.
   """
 
   vocab_size: int
   emb_dim: int
-  lookup: str = "gather"
+  lookup: str = "one_hot"
   dtype: Any = jnp.float32
 
   def setup(self):

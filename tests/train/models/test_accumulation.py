@@ -45,7 +45,7 @@ def model_of(factor, *, dropout_rate=0.0, **options):
   return EncoderDecoderModel(Transformer(config), loss_normalizing_factor=factor, **options)
 
 
-PARAMS = unflatten_dict(arrays("params_0"), sep="/")
+PARAMS, LAST = unflatten_dict(arrays("params_0"), sep="/"), arrays("microbatches")
 
 
 def batch_of(*, packed=False):
@@ -135,6 +135,13 @@ def test_t5xs_own_way_has_t5xs_losses_gradients_and_parameters(case):
     assert float(loss) == pytest.approx(logged["loss"], rel=5e-6)
     found = {path: float(jnp.linalg.norm(leaf)) for path, leaf in flatten_dict(gradients, sep="/").items()}
     assert found == pytest.approx(norms, rel=2e-5)
+  found = flatten_dict(params, sep="/")
+  norms = {path: float(jnp.linalg.norm(leaf)) for path, leaf in found.items()}
+  assert norms == pytest.approx(case["params_3_l2"], rel=1e-5)
+  if case["loss_normalizing_factor"] is None and case["num_microbatches"] in (None, 4):
+    for path, leaf in found.items():
+      expected = LAST[f"params_3/{case['num_microbatches']}/{path}"]
+      np.testing.assert_allclose(leaf, expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=path)
 
 
 def test_the_step_does_not_depend_on_the_number_of_microbatches_but_t5xs_does():
@@ -158,14 +165,15 @@ def test_the_step_does_not_depend_on_the_number_of_microbatches_but_t5xs_does():
 class OneKeyForTwoRows:
   """A model around a module that takes one key, which it gives it for each two rows."""
 
-  rows_per_key = 2
+  def rows_together(self, num_rows):
+    return 2
 
   def normalized(self, batch):
     return batch
 
   def loss_fn(self, params, batch, rng):
     keys = rng if rng.ndim else jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(8))
-    masks = jax.vmap(lambda key: jax.random.uniform(key, (2, 12)))(keys[:: self.rows_per_key]).reshape(-1, 12)
+    masks = jax.vmap(lambda key: jax.random.uniform(key, (2, 12)))(keys[::2]).reshape(-1, 12)
     products = params["w"][None, :] * masks * batch["decoder_target_tokens"].astype(jnp.float32)
     return jnp.sum(products), {"loss": jnp.sum(products)}
 

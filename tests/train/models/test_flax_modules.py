@@ -11,7 +11,9 @@ from flax.linen import partitioning as flax_partitioning
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
+from anystep.errors import AnystepError
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter
+from anystep.train.models.accumulation import T5XMicrobatches, WholeBatchGradients
 from anystep.train.models.base import Model, MutableModel
 from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.flax_modules import FlaxModel
@@ -146,8 +148,9 @@ def test_batch_statistics_are_carried_in_the_state(module):
   assert not np.allclose(model.score_batch(state.params, BATCH, other)["scores"], scores[0])
 
 
-def test_dropout_is_on_in_training_alone():
-  model = FlaxModel(Boxed())
+@pytest.mark.parametrize("module", [Boxed(), nnx.bridge.to_linen(Nnx)], ids=["linen", "nnx"])
+def test_dropout_is_on_in_training_alone(module):
+  model = FlaxModel(module)
   variables = model.initial_variables(jax.random.key(0))
   params = variables.pop("params")
 
@@ -156,6 +159,106 @@ def test_dropout_is_on_in_training_alone():
 
   assert loss(jax.random.key(1)) == loss(jax.random.key(1)) != loss(jax.random.key(2))
   assert loss(None) == loss(None)
+
+
+def rows_of_tokens(num_rows=8):
+  rng = np.random.default_rng(0)
+  batch = {name: rng.integers(1, VOCAB, (num_rows, 4), np.int32) for name in BATCH}
+  return batch | {"decoder_loss_weights": rng.integers(0, 3, (num_rows, 4), np.int32)}
+
+
+def gradients(model, microbatches, seed=3):
+  """Loss, gradients and mutable collections of the step's first update."""
+  variables = model.initial_variables(jax.random.key(0))
+  params = variables.pop("params")
+
+  def compute(params, batch):
+    found = microbatches.gradients(model, params, batch, jax.random.key(seed), variables)
+    return found.loss, found.gradients, found.mutables
+
+  return jax.jit(compute)(params, rows_of_tokens())
+
+
+def assert_near(found, expected):
+  def compare(a, b):
+    assert np.linalg.norm(a - b) <= 1e-6 * max(np.linalg.norm(b), 1e-6)
+
+  jax.tree.map(compare, found, expected)
+
+
+class Dropping(nn.Module):
+  """Dropout without mutable collections."""
+
+  @nn.compact
+  def __call__(self, decoder_input_tokens, train):
+    x = nn.Embed(VOCAB, EMB)(decoder_input_tokens)
+    return nn.Dense(VOCAB)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+@pytest.mark.parametrize(
+  ("module", "rows_per_key"),
+  [(Dropping(), None), (Dropping(), 2), (Boxed(), 2), (nnx.bridge.to_linen(Nnx), 2)],
+  ids=["key by row", "key by two rows", "batch statistics", "nnx"],
+)
+def test_masks_and_statistics_depend_on_no_number_of_microbatches(module, rows_per_key):
+  factor = "NUM_REAL_TARGET_TOKENS"
+  model = FlaxModel(module, loss_normalizing_factor=factor, rows_per_key=rows_per_key)
+  whole = gradients(model, WholeBatchGradients())
+  for num_microbatches in (2, 4):
+    assert_near(gradients(model, WholeBatchGradients(num_microbatches=num_microbatches)), whole)
+  # The masks matter, and so do the groups of rows that draw one.
+  others = (
+    gradients(model, WholeBatchGradients(), seed=4),
+    gradients(FlaxModel(module, loss_normalizing_factor=factor, rows_per_key=4), WholeBatchGradients()),
+  )
+  for other in others:
+    assert abs(float(other[0] / whole[0]) - 1) > 1e-4
+
+
+def test_each_group_of_rows_draws_masks_of_its_own():
+  model, batch = FlaxModel(Dropping(), rows_per_key=2), rows_of_tokens()
+  batch = {name: np.tile(array[:1], (8, 1)) for name, array in batch.items()}
+  params = model.initial_variables(jax.random.key(0))["params"]
+  keys = jax.random.split(jax.random.key(1), 8)
+  logits = np.asarray(model.logits(params, batch, keys))
+  groups = {logits[start : start + 2].tobytes() for start in range(0, 8, 2)}
+  assert len(groups) == 4
+  np.testing.assert_allclose(
+    model.logits(params, jax.tree.map(lambda a: a[2:4], batch), keys[2:4]), logits[2:4]
+  )
+
+
+def test_statistics_of_the_whole_batch_allow_no_microbatches_but_t5xs():
+  model = FlaxModel(Boxed())
+  with pytest.raises(AnystepError) as refused:
+    gradients(model, WholeBatchGradients(num_microbatches=2))
+  assert refused.value.kind == "num_microbatches"
+  assert refused.value.fields["expected"] == "1, since the model computes all 8 rows together"
+  table = model.initial_variables(jax.random.key(0))["params"]["Embed_0"]["embedding"]
+  first, second = np.asarray(table)[rows_of_tokens()["decoder_input_tokens"]].reshape(2, -1, EMB).mean(axis=1)
+  for microbatches, expected in (
+    (WholeBatchGradients(), 0.5 * (first + second) / 2),
+    # T5X hands them from one microbatch to the next.
+    (T5XMicrobatches(num_microbatches=2), 0.5 * (0.5 * first) + 0.5 * second),
+  ):
+    after = gradients(model, microbatches)[2]["batch_stats"]["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(after, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("rows_per_key", "microbatches", "expected"),
+  [
+    (0, WholeBatchGradients(), "a whole number of at least 1, or None"),
+    (True, WholeBatchGradients(), "a whole number of at least 1, or None"),
+    (3, WholeBatchGradients(), "a divisor of the 8 rows that are computed at once"),
+    (8, T5XMicrobatches(num_microbatches=2), "a divisor of the 4 rows that are computed at once"),
+  ],
+)
+def test_groups_that_do_not_divide_the_rows_are_refused(rows_per_key, microbatches, expected):
+  with pytest.raises(AnystepError) as refused:
+    microbatches.check(FlaxModel(Dropping(), rows_per_key=rows_per_key), 8)
+  assert refused.value.kind == "rows_per_key"
+  assert refused.value.fields["expected"] == expected
 
 
 def test_the_converter_follows_from_the_features_that_a_module_names():

@@ -25,12 +25,10 @@ from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransfor
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
 
-BASE_RATES = {"t5_1_1": 0.5, "decoder_only": 0.5, "scalable_t5": 0.1, "bfloat16": 0.1}
 
-
-def losses_by_step(model, case, *, steps, batch_size=8):
+def losses_by_step(model, case, *, steps, batch_size):
   """Losses of steps of T5X's Adafactor from a case's first parameters, and the last parameters."""
-  rate = learning_rate_schedule(base_learning_rate=BASE_RATES[case], warmup_steps=10)
+  rate = learning_rate_schedule(base_learning_rate=0.1, warmup_steps=10)
   optimizer = adafactor(rate)
 
   @jax.jit
@@ -64,13 +62,6 @@ def test_the_first_loss_is_t5xs(case):
   expected = metrics["loss_by_step"] if "loss_by_step" in metrics else metrics["loss"]
   loss, _ = jax.jit(t5x_model(case).loss_fn)(t5x_params(case), next(t5x_batches(case)))
   assert float(loss) == pytest.approx(expected["1"], rel=1e-6)
-
-
-@pytest.mark.long
-def test_twenty_steps_of_a_decoder_are_t5xs(optimized):
-  losses, _ = losses_by_step(t5x_model("decoder_only"), "decoder_only", steps=20)
-  expected = document("decoder_only", "metrics")["loss_by_step"]
-  np.testing.assert_allclose(losses, [expected[str(step)] for step in range(1, 21)], rtol=1e-5)
 
 
 @pytest.mark.long
