@@ -6,6 +6,7 @@ or hostile number gives one clear error before it is used.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -36,6 +37,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def is_count(value: object, *, least: int = 0, most: int = MAX_COUNT) -> bool:
   """Return whether a value is an int in [least, most]; a bool is none."""
   return type(value) is int and least <= value <= most
+
+
+def is_number(value: object, *, least: float = -math.inf, most: float = math.inf) -> bool:
+  """Return whether a value is an int or float in [least, most]; a bool is none, and neither is nan."""
+  return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(least <= value <= most)
 
 
 def is_seed(value: object) -> bool:

@@ -16,7 +16,7 @@ from anystep.errors import AnystepError
 from anystep.features.converters import PassThroughConverter
 from anystep.features.feature import Feature
 from anystep.files.json_files import canonical_json
-from anystep.limits import MAX_BATCH_ROWS, MAX_COUNT, is_count, is_name, is_text
+from anystep.limits import MAX_BATCH_ROWS, MAX_COUNT, is_count, is_name, is_number, is_text
 from anystep.order.mixing import exact_share
 from anystep.plans.plan import Plan
 from anystep.plans.tombstones import TombstoneList
@@ -252,3 +252,14 @@ def test_a_shard_that_a_fifo_replaced_is_not_waited_for(own_cache):
   with pytest.raises(AnystepError) as refused:
     cache[0]
   assert refused.value.code == 65
+
+
+@pytest.mark.parametrize(
+  ("value", "right"),
+  [
+    *[(0, True), (-0.5, True), (1.5, True), (np.float64(1.0), True), (2, False), (float("nan"), False)],
+    *[(float("inf"), False), (True, False), (None, False), ("1", False), ([1], False)],
+  ],
+)
+def test_numbers_are_ints_and_floats_within_limits(value, right):
+  assert is_number(value, least=-0.5, most=1.5) is right

@@ -36,6 +36,14 @@ class DecoderOnlyModel(NetworkModel):
   vocabulary: Any = None
   inputs_bidirectional_attention: bool = False
 
+  def __post_init__(self):
+    super().__post_init__()
+    if not isinstance(self.inputs_bidirectional_attention, bool):
+      got = self.inputs_bidirectional_attention
+      raise ValueError(
+        f"DecoderOnlyModel.inputs_bidirectional_attention: expected True or False, got {got!r}"
+      )
+
   @property
   def vocabularies(self) -> Mapping[str, Any]:
     """See `base.Model`."""

@@ -18,12 +18,13 @@ from flax.core import unfreeze
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
 from anystep.limits import is_count
 from anystep.train.models.accumulation import average_mutables
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.teacher_forcing import TeacherForcedModel, make_row_keys, scores_of_logits
+from anystep.train.optimizers.parameter_patterns import ParameterPatterns, parameter_path
 
 # Flax's name for the logical axes of the parameters, from `flax.linen.partitioning.param_with_axes`.
 _AXES = "params_axes"
@@ -61,7 +62,8 @@ class FlaxModel(TeacherForcedModel):
       for a module with mutable collections all rows of a batch, whose statistics are then the batch's.
 
   Raises:
-    AnystepError: 78 `rows_per_key`.
+    ValueError: the module is no Linen module.
+    AnystepError: 78 `rows_per_key`, `parameter_pattern`.
   """
 
   module: nn.Module
@@ -75,6 +77,12 @@ class FlaxModel(TeacherForcedModel):
     super().__post_init__()
     if self.rows_per_key is not None and not is_count(self.rows_per_key, least=1):
       raise _bad_rows("a whole number of at least 1, or None", self.rows_per_key)
+    # Refuses what is no list of pairs with regular expressions.
+    ParameterPatterns("logical_axes_by_path", self.logical_axes_by_path)
+    if not isinstance(self.module, nn.Module):
+      raise ValueError(f"FlaxModel.module: expected a Linen module, got {self.module!r}")
+    if not isinstance(self.input_shapes, Mapping):
+      raise ValueError(f"FlaxModel.input_shapes: expected shapes by feature, got {self.input_shapes!r}")
     if self.feature_converter is None:
       both = "encoder_input_tokens" in self._arguments
       converter = EncoderDecoderConverter() if both else DecoderConverter()
@@ -85,10 +93,18 @@ class FlaxModel(TeacherForcedModel):
     """See `base.Model`."""
     return {"inputs": self.vocabulary, "targets": self.vocabulary}
 
-  @property
-  def vocab_size(self) -> None:
-    """See `base.Model`."""
-    return None
+  @functools.cached_property
+  def vocab_size(self) -> int:
+    """See `base.Model`.
+
+    Raises:
+      ValueError: the module does not return logits.
+    """
+    logits = jax.eval_shape(lambda: self._initialize(jax.random.key(0))[0])
+    if not isinstance(logits, jax.ShapeDtypeStruct) or len(logits.shape) != 3:
+      expected = "logits, (rows, length, vocab_size)"
+      raise ValueError(f"{type(self.module).__name__}: expected that it returns {expected}; got {logits}")
+    return logits.shape[2]
 
   def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
     """See `base.Model`."""
@@ -100,8 +116,22 @@ class FlaxModel(TeacherForcedModel):
     specs = nn.get_partition_spec(_without_axes(boxed))
     if _AXES in boxed:
       specs["params"] = unfreeze(partitioning.get_axis_names(boxed[_AXES]))
-    return jax.tree_util.tree_map_with_path(
-      self._axes_of, specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(
+      specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+    paths = [parameter_path(keys) for keys, _ in leaves]
+    for pattern, _ in self.logical_axes_by_path:
+      if not any(re.fullmatch(pattern, path) for path in paths):
+        raise AnystepError(
+          ExitCode.CONFIG,
+          "parameter_pattern",
+          expected="in logical_axes_by_path, expressions that match the whole path of some variable",
+          got=pattern,
+          nearest=find_nearest(pattern, paths),
+          fix="correct it, or leave it out",
+        )
+    return jax.tree.unflatten(
+      treedef, [self._axes_of(path, spec) for path, (_, spec) in zip(paths, leaves, strict=True)]
     )
 
   def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
@@ -200,17 +230,20 @@ class FlaxModel(TeacherForcedModel):
 
   def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
     """Return initial variables in the boxes that name their axes."""
+    return dict(self._initialize(rng)[1])
+
+  def _initialize(self, rng: jax.Array) -> tuple[Any, Mapping[str, Tree]]:
+    """Return what the module returns for a batch of zeros, and its initial variables."""
     features = [*self._arguments, "decoder_target_tokens"]
     names = [name for name in features if name.endswith(("_tokens", "_ids", "_positions", "_attention"))]
     batch = {name: jnp.zeros(tuple(self.input_shapes.get(name, (1, 1))), jnp.int32) for name in names}
     rngs = dict(zip(("params", "dropout"), jax.random.split(rng), strict=True))
     with _unsharded():
-      return dict(self.module.init(rngs, **self._keywords(batch, training=False)))
+      return self.module.init_with_output(rngs, **self._keywords(batch, training=False))
 
-  def _axes_of(self, path: tuple, spec: PartitionSpec) -> PartitionSpec:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+  def _axes_of(self, path: str, spec: PartitionSpec) -> PartitionSpec:
     for pattern, axes in self.logical_axes_by_path:
-      if re.fullmatch(pattern, name):
+      if re.fullmatch(pattern, path):
         return PartitionSpec(*axes)
     return spec
 

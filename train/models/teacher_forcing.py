@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from anystep.limits import is_number
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.losses import (
   LossNormalizingFactor,
@@ -20,6 +21,7 @@ from anystep.train.models.losses import (
   token_cross_entropy,
   with_normalized_weights,
 )
+from anystep.train.optimizers.logical_axes import check_transformation
 
 TARGET_FEATURES = ("decoder_target_tokens", "decoder_loss_weights")
 
@@ -41,7 +43,9 @@ class TeacherForcedModel(abc.ABC):
       what the batch holds.
 
   Raises:
-    ValueError: label_smoothing is not in [0, 1), or loss_normalizing_factor is 0 or no known name.
+    ValueError: label_smoothing is not in [0, 1), z_loss is below 0, or loss_normalizing_factor is no number
+      above 0 and no known name.
+    AnystepError: 78 `optimizer` if optimizer_def is no optimizer.
   """
 
   optimizer_def: optax.GradientTransformation | None = dataclasses.field(default=None, kw_only=True)
@@ -53,7 +57,9 @@ class TeacherForcedModel(abc.ABC):
 
   def __post_init__(self):
     name = type(self).__name__
-    if not 0.0 <= self.label_smoothing < 1.0:
+    if not is_number(self.z_loss, least=0.0):
+      raise ValueError(f"{name}.z_loss: expected a number of at least 0, got {self.z_loss!r}")
+    if not is_number(self.label_smoothing, least=0.0) or self.label_smoothing >= 1.0:
       raise ValueError(f"{name}.label_smoothing: expected a rate in [0, 1), got {self.label_smoothing!r}")
     factor = self.loss_normalizing_factor
     if isinstance(factor, str):
@@ -63,8 +69,10 @@ class TeacherForcedModel(abc.ABC):
           f"{name}.loss_normalizing_factor: expected None, a number or one of {known}; got {factor!r}"
         )
       object.__setattr__(self, "loss_normalizing_factor", LossNormalizingFactor[factor])
-    elif factor == 0:
-      raise ValueError(f"{name}.loss_normalizing_factor: expected a number to divide by, got 0")
+    elif not isinstance(factor, LossNormalizingFactor | None) and not (is_number(factor) and factor > 0):
+      raise ValueError(f"{name}.loss_normalizing_factor: expected a number to divide by, got {factor!r}")
+    if self.optimizer_def is not None and not hasattr(self.optimizer_def, "update"):
+      check_transformation(f"{name}.optimizer_def", self.optimizer_def)
 
   @abc.abstractmethod
   def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
@@ -110,9 +118,18 @@ class NetworkModel(TeacherForcedModel):
 
   Attributes:
     module: the network; its `config` has the size of the vocabulary.
+
+  Raises:
+    ValueError: the module has no such config.
   """
 
   module: nn.Module
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not hasattr(getattr(self.module, "config", None), "vocab_size"):
+      name = type(self).__name__
+      raise ValueError(f"{name}.module: expected a network with its config, got {self.module!r}")
 
   @property
   def vocab_size(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from anystep.limits import is_count, is_number
 from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
 from anystep.train.network.attention import MultiHeadAttention
 from anystep.train.network.attention_functions import IMPLEMENTATIONS, cudnn_without_gradient
@@ -57,12 +58,15 @@ class LayerConfig(abc.ABC):
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
-      size = getattr(self, field.name)
-      if field.type is int and not (type(size) is int and size > 0):
-        raise ValueError(f"{self._of(field.name)}: expected a positive integer, got {size!r}")
-    if not 0.0 <= self.dropout_rate < 1.0:
+      value = getattr(self, field.name)
+      if field.type is int and not is_count(value, least=1):
+        raise ValueError(f"{self._of(field.name)}: expected a positive integer, got {value!r}")
+      if field.type is bool and not isinstance(value, bool):
+        raise ValueError(f"{self._of(field.name)}: expected True or False, got {value!r}")
+    if not is_number(self.dropout_rate, least=0.0) or self.dropout_rate >= 1.0:
       raise ValueError(f"{self._of('dropout_rate')}: expected a rate in [0, 1), got {self.dropout_rate!r}")
-    if not self.mlp_activations or isinstance(self.mlp_activations, str):
+    names = self.mlp_activations
+    if not (isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)):
       raise ValueError(
         f"{self._of('mlp_activations')}: expected names, as ('gelu',), got {self.mlp_activations!r}"
       )
@@ -74,13 +78,23 @@ class LayerConfig(abc.ABC):
       raise cudnn_without_gradient()
     # What a configuration file gives, a list or a name, becomes hashable and comparable.
     object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-    object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+    object.__setattr__(self, "dtype", self._dtype())
 
   @property
   def deciding_values(self) -> dict[str, str]:
     """Values besides the attributes that decide parameters: a run resumes only where they are the same."""
     # Version 0.1 drew masks by batch, and shared along the length that after the encoder's last norm.
     return {"dropout_masks": "by row"} if self.dropout_rate else {}
+
+  def _dtype(self) -> jnp.dtype:
+    """Return the dtype that was given, or its name."""
+    try:
+      dtype = None if self.dtype is None else jnp.dtype(self.dtype)
+    except TypeError:
+      dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(f"{self._of('dtype')}: expected one of floats, as 'bfloat16', got {self.dtype!r}")
+    return dtype
 
   def attention(self, name: str, *, implementation: str | None = None) -> MultiHeadAttention:
     """Return attention with these sizes; `implementation` in the place of self-attention's."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.limits import is_number
 from anystep.train.optimizers.factor_rules import STANDARD_FACTOR_RULES, Factoring, FactorRules
 from anystep.train.optimizers.logical_axes import Axes, AxesTransformation
 from anystep.train.optimizers.parameter_patterns import ParameterPatterns, parameter_path
@@ -184,11 +185,16 @@ class _Settings:
       "max_parameter_scale": (self.max_parameter_scale, 0.0, math.inf),
     }
     for name, (value, least, most) in limits.items():
-      if value is not None and not least <= value <= most:
+      if value is not None and not is_number(value, least=least, most=most):
         bound = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
         raise _bad_argument(name, f"a number {bound}", value)
     if not isinstance(self.learning_rate, (int, float)) and not callable(self.learning_rate):
       raise _bad_argument("learning_rate", "a number or a function of the step", self.learning_rate)
+    for name in ("factored", "skip_nan_updates"):
+      if not isinstance(getattr(self, name), bool):
+        raise _bad_argument(name, "True or False", getattr(self, name))
+    if not is_number(self.step_offset):
+      raise _bad_argument("step_offset", "a number of steps", self.step_offset)
     if self.dtype_momentum not in ("float32", "bfloat16", "float16"):
       raise _bad_argument("dtype_momentum", "float32, bfloat16 or float16", self.dtype_momentum)
     if not isinstance(self.multiply_by_parameter_scale, bool):

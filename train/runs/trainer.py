@@ -93,8 +93,11 @@ class Trainer:
       raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
     if not is_name(os.fspath(self.model_dir)):
       raise ValueError(f"model_dir: expected no control characters, got {self.model_dir!r}")
-    if self.model.optimizer_def is None:
+    if getattr(self.model, "optimizer_def", None) is None:
       raise ValueError("the model has no optimizer_def")
+    if not isinstance(self.evaluate_average, bool):
+      raise ValueError(f"evaluate_average: expected True or False, got {self.evaluate_average!r}")
+    self.microbatches.check(self.model, self.train_dataset.batch_size)
     if self.eval_dataset is not None and self.eval_dataset.packing != PackingPolicy.NONE:
       raise ValueError(
         f"evaluation scores an example a row: expected packing none of eval_dataset, not"

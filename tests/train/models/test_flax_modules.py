@@ -268,6 +268,45 @@ def test_the_converter_follows_from_the_features_that_a_module_names():
   assert FlaxModel(Boxed(), feature_converter=own).feature_converter is own
 
 
+@pytest.mark.parametrize(
+  ("options", "error", "message"),
+  [
+    ({"module": None}, ValueError, "expected a Linen module, got None"),
+    ({"input_shapes": 3}, ValueError, "expected shapes by feature, got 3"),
+    (
+      {"logical_axes_by_path": 5},
+      AnystepError,
+      "kind=parameter_pattern expected=.logical_axes_by_path as a list",
+    ),
+    ({"logical_axes_by_path": [("(", ("embed",))]}, AnystepError, "kind=parameter_pattern .* unterminated"),
+  ],
+)
+def test_a_model_that_cannot_be_is_refused(options, error, message):
+  with pytest.raises(error, match=message):
+    FlaxModel(**{"module": Boxed(), **options})
+
+
+def test_an_expression_that_matches_no_variable_is_refused():
+  model = FlaxModel(Mapped(), logical_axes_by_path=[("params/embd/.*", ("vocab", "embed"))])
+  with pytest.raises(AnystepError) as refused:
+    model.logical_axes()
+  assert refused.value.kind == "parameter_pattern"
+  assert "params/embed/embedding" in refused.value.fields["nearest"]
+
+
+class Pair(nn.Module):
+  """Returns no logits."""
+
+  def __call__(self, decoder_input_tokens):
+    return decoder_input_tokens, decoder_input_tokens
+
+
+def test_the_number_of_token_ids_is_that_of_the_logits():
+  assert [FlaxModel(module).vocab_size for module in (Boxed(), nnx.bridge.to_linen(Nnx))] == [VOCAB, VOCAB]
+  with pytest.raises(ValueError, match="Pair: expected that it returns logits"):
+    FlaxModel(Pair()).vocab_size  # noqa: B018
+
+
 def test_a_feature_that_a_batch_lacks_is_named():
   model = FlaxModel(Mapped())
   params = model.initial_variables(jax.random.key(0))["params"]

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from anystep.errors import AnystepError
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.network.t5 import T5Config, Transformer
 
@@ -133,8 +135,21 @@ def test_a_batch_without_a_feature_is_refused(params):
     ({"label_smoothing": 1.0}, r"label_smoothing: expected a rate in \[0, 1\), got 1.0"),
     ({"loss_normalizing_factor": "NUM_TOKENS"}, "one of NUM_REAL_TARGET_TOKENS, .* got 'NUM_TOKENS'"),
     ({"loss_normalizing_factor": 0}, "expected a number to divide by, got 0"),
+    ({"loss_normalizing_factor": -1.0}, "expected a number to divide by, got -1.0"),
+    ({"loss_normalizing_factor": True}, "expected a number to divide by, got True"),
+    ({"label_smoothing": None}, r"label_smoothing: expected a rate in \[0, 1\), got None"),
+    ({"z_loss": -1e-4}, "z_loss: expected a number of at least 0, got -0.0001"),
+    ({"z_loss": "0.1"}, "z_loss: expected a number of at least 0, got '0.1'"),
+    ({"module": None}, "module: expected a network with its config, got None"),
+    ({"module": Transformer(None)}, "module: expected a network with its config"),
   ],
 )
 def test_a_model_that_cannot_be_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
-    EncoderDecoderModel(MODULE, **options)
+    EncoderDecoderModel(**{"module": MODULE, **options})
+
+
+def test_an_optimizer_that_was_not_called_is_refused():
+  with pytest.raises(AnystepError) as refused:
+    EncoderDecoderModel(MODULE, optimizer_def=optax.adamw)
+  assert refused.value.kind == "optimizer"

@@ -88,6 +88,12 @@ def test_arguments_of_adafactor_are_written_as_t5xs(tmp_path):
   ("binding", "value", "kind"),
   [
     ("optimizers.adafactor.beta1", "2.0", "optimizer"),
+    ("optimizers.adafactor.decay_rate", "'0.8'", "optimizer"),
+    ("optimizers.adafactor.factored", "'no'", "optimizer"),
+    ("optimizers.adafactor.step_offset", "None", "optimizer"),
+    ("NUM_MICROBATCHES", "3", "num_microbatches"),
+    ("EVALUATE_AVERAGE", "'yes'", "gin_value"),
+    ("MODEL", "None", "gin_value"),
     ("optimizers.adafactor.factor_map", "[('(', None)]", "parameter_pattern"),
     ("learning_rates.learning_rate_schedule.factors", "'constant * rsqrt_decy'", "learning_rate"),
     ("optimizers.adafactor.betta1", "0.9", "gin_binding"),
