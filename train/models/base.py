@@ -56,9 +56,9 @@ class Model(Protocol):
 
     Returns:
       loss: () float32.
-      metrics: sums over the batch's targets, each times its weight, all () float32: `loss` (before any
-        division), `z_loss` (the part of it that is), `correct` (targets that have the highest logit) and
-        `weight_sum`. Divided by the latter, sums of them over batches are averages by token.
+      metrics: sums over the batch's targets, all () float32. Each target times its weight: `loss` (before any
+        division), `z_loss` (the part of it that is) and `weight_sum`. Each target of any weight but 0 once:
+        `correct` (those that have the highest logit) and `num_targets`.
     """
 
   def score_batch(self, params: Tree, batch: Batch) -> dict[str, jax.Array]:

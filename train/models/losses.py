@@ -172,9 +172,9 @@ def batch_loss(
 
   Returns:
     loss: () float32, divided as `factor` says.
-    metrics: sums over the batch's targets, each times its weight, all () float32, and never divided: `loss`,
-      `z_loss` (the part of it that is), `correct` (targets that have the highest logit) and `weight_sum`.
-      Divided by the latter, sums of them over batches are averages by token.
+    metrics: sums over the batch's targets, all () float32, and never divided. Each target times its weight:
+      `loss`, `z_loss` (the part of it that is) and `weight_sum`. Each target of any weight but 0 once, as T5X
+      measures accuracy: `correct` (those that have the highest logit) and `num_targets`.
   """
   targets, weights = batch["decoder_target_tokens"], target_weights(batch, factor)
   options = {"z_loss": z_loss, "label_smoothing": label_smoothing}
@@ -184,8 +184,15 @@ def batch_loss(
     shares = batch.get(_NORMALIZED_WEIGHTS)
     shares = normalized_weights(batch, factor) if shares is None else shares
     loss, _, _ = weighted_cross_entropy(logits, targets, weights=shares, **options)
-  correct = jnp.sum(jnp.where(jnp.argmax(logits, axis=-1) == targets, weights, 0.0))
-  return loss, {"loss": loss_sum, "z_loss": z_loss_sum, "weight_sum": weight_sum, "correct": correct}
+  counted = weights != 0.0
+  correct = counted & (jnp.argmax(logits, axis=-1) == targets)
+  return loss, {
+    "loss": loss_sum,
+    "z_loss": z_loss_sum,
+    "weight_sum": weight_sum,
+    "correct": jnp.sum(correct, dtype=jnp.float32),
+    "num_targets": jnp.sum(counted, dtype=jnp.float32),
+  }
 
 
 def _example_weights(weights: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

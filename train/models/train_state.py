@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Batch, Metrics, Model
+from anystep.train.optimizers.learning_rates import find_learning_rates
 from anystep.train.optimizers.logical_axes import with_logical_axes
 from anystep.train.partitioning import Partitioner
 
@@ -103,12 +104,16 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Return the compiled training step. It reuses the memory of the state that it is given.
 
+  Beside the model's metrics it returns `gradient_norm`, and the optimizer's learning rates as
+  `find_learning_rates` names them.
+
   Args:
     model: computes the loss.
     optimizer: updates the parameters.
     root_key: JAX random key of the run.
     microbatches: split of a batch whose activations do not fit in memory at once.
   """
+  rates = find_learning_rates(optimizer)
   optimizer = with_logical_axes(optimizer, model.logical_axes()["params"])
 
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -117,6 +122,8 @@ def make_train_step(
     updates, opt_state = optimizer.update(found.gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = found.metrics | {"gradient_norm": optax.tree.norm(found.gradients)}
+    # The rate of this update: as in T5X, that of the steps done before it.
+    metrics |= {name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()}
     return TrainState(state.step + 1, params, opt_state, found.mutables), metrics
 
   return jax.jit(train_step, donate_argnums=0)

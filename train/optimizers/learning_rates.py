@@ -1,12 +1,16 @@
-"""Learning rates by step, as products of named factors."""
+"""Learning rates by step, as products of named factors, and those that an optimizer has."""
 
-from collections.abc import Callable
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from anystep.errors import AnystepError, ExitCode, find_nearest
+from anystep.limits import is_number
 from anystep.train.configuration.built_values import record_maker
 
 
@@ -58,16 +62,14 @@ def learning_rate_schedule(
   """
   # A run that resumes compares these values with its checkpoint's.
   arguments = dict(locals())
-  steps = {
-    "warmup_steps": warmup_steps,
-    "steps_per_decay": steps_per_decay,
-    "steps_per_cycle": steps_per_cycle,
-  }
-  for name, value in steps.items():
-    if value < 1:
-      raise AnystepError(
-        ExitCode.CONFIG, "learning_rate", expected=f"{name} of at least 1", got=value, fix=f"correct {name}"
-      )
+  if not isinstance(factors, str):
+    raise _bad_argument("factors", "names with '*' between them", factors)
+  for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
+    if not is_number(arguments[name], least=1):
+      raise _bad_argument(name, "a number of at least 1", arguments[name])
+  for name in ("base_learning_rate", "decay_factor", "step_offset", "min_learning_rate"):
+    if not is_number(arguments[name]):
+      raise _bad_argument(name, "a number", arguments[name])
 
   known: dict[str, Callable[[jax.Array], jax.Array | float]] = {
     "constant": lambda t: base_learning_rate,
@@ -102,3 +104,62 @@ def learning_rate_schedule(
     return jnp.maximum(rate, min_learning_rate)
 
   return record_maker(schedule, learning_rate_schedule, arguments)
+
+
+def _bad_argument(name: str, expected: str, got: object) -> AnystepError:
+  return AnystepError(
+    ExitCode.CONFIG, "learning_rate", expected=f"{name}: {expected}", got=got, fix=f"correct {name}"
+  )
+
+
+def find_learning_rates(optimizer: optax.GradientTransformation) -> dict[str, optax.Schedule]:
+  """Return an optimizer's learning rates, as functions of the 0-based step, by the names of their reports.
+
+  A rate is found where an argument or a captured value is named `learning_rate`: all of `adafactor`'s, and
+  optax's if they are schedules (a constant is part of another number there).
+
+  Args:
+    optimizer: any optax transformation.
+
+  Returns:
+    `learning_rate`; of an optimizer that has several, `learning_rate/0`, `learning_rate/1` and so on, in the
+    order in which it was given them. Nothing if none is found.
+
+  >>> groups = optax.chain(optax.sgd(lambda step: 0.1 * step), optax.adam(lambda step: 0.5))
+  >>> {name: rate(3) for name, rate in find_learning_rates(groups).items()}
+  {'learning_rate/0': 0.30000000000000004, 'learning_rate/1': 0.5}
+  """
+  rates: list[Any] = []
+  for rate in _walk(optimizer, {}):
+    if not any(rate is other for other in rates):
+      rates.append(rate)
+  names = ["learning_rate"] if len(rates) == 1 else [f"learning_rate/{i}" for i in range(len(rates))]
+  return {name: _as_schedule(rate) for name, rate in zip(names, rates, strict=True)}
+
+
+def _as_schedule(rate: float | optax.Schedule) -> optax.Schedule:
+  return rate if callable(rate) else lambda step: rate
+
+
+def _walk(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+  """Yield what is named `learning_rate` among recorded arguments and captured values, in order."""
+  if id(value) in seen:
+    return
+  # Held, so that no later object gets its id.
+  seen[id(value)] = value
+  if isinstance(value, Mapping) or hasattr(value, "arguments"):
+    members = dict(getattr(value, "arguments", value))
+    rate = members.pop("learning_rate", None)
+    if isinstance(rate, (int, float)) or callable(rate):
+      yield rate
+    inner = list(members.values())
+  elif isinstance(value, optax.GradientTransformation):
+    inner = [value.update]
+  elif isinstance(value, (list, tuple)):
+    inner = list(value)
+  elif isinstance(value, types.FunctionType):
+    inner = [dict(inspect.getclosurevars(value).nonlocals)] if value.__closure__ else []
+  else:
+    inner = []
+  for member in inner:
+    yield from _walk(member, seen)

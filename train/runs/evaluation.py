@@ -50,13 +50,16 @@ def evaluate(model: Model, state: TrainState, data: RunData, mesh: jax.sharding.
       scored = score(state.params, global_batch(local, sharding, rows, config.batch_size), *mutables)
       weights = batch["decoder_loss_weights"][real]
       predictions = np.asarray(scored["predictions"])[real]
-      correct = weights * (predictions == batch["decoder_target_tokens"][real])
+      # As T5X measures accuracy, a target of any weight counts once.
+      are_targets = weights != 0
+      correct = are_targets & (predictions == batch["decoder_target_tokens"][real])
       outputs.append(
         {
           "scores": np.asarray(scored["scores"])[real],
-          "predictions": _targets_first(predictions, weights > 0),
+          "predictions": _targets_first(predictions, are_targets),
           "weights": weights.sum(axis=1),
           "correct": correct.sum(axis=1),
+          "num_targets": are_targets.sum(axis=1),
         }
       )
       examples.extend(_by_row(features, config.task_feature_lengths))
@@ -73,7 +76,7 @@ def evaluate(model: Model, state: TrainState, data: RunData, mesh: jax.sharding.
     "examples": len(examples),
     "cross_entropy": float(-joined["scores"].sum() / weight_sum),
     # In percent, as the metrics of T5's tasks.
-    f"{TEACHER_FORCED}token_accuracy": float(100 * joined["correct"].sum() / weight_sum),
+    f"{TEACHER_FORCED}token_accuracy": float(100 * joined["correct"].sum() / joined["num_targets"].sum()),
     **metrics,
   }
 

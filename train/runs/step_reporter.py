@@ -74,9 +74,10 @@ class StepReporter:
       {
         "loss": loss,
         "z_loss": float(sums["z_loss"] / tokens),
-        f"{TEACHER_FORCED}token_accuracy": float(100 * sums["correct"] / tokens),
+        f"{TEACHER_FORCED}token_accuracy": float(100 * sums["correct"] / (sums["num_targets"] or 1)),
         "gradient_norm": float(sums["gradient_norm"]),
         "tokens_per_second": tokens_per_second,
+        **{name: float(sums[name]) for name in sums if name.startswith("learning_rate")},
       },
     )
     self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")

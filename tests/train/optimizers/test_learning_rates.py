@@ -11,8 +11,9 @@ import optax
 import pytest
 
 from anystep.errors import AnystepError
+from anystep.train.optimizers import by_parameter, chain, with_average
 from anystep.train.optimizers.adafactor_updates import adafactor
-from anystep.train.optimizers.learning_rates import learning_rate_schedule
+from anystep.train.optimizers.learning_rates import find_learning_rates, learning_rate_schedule
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 T5X = FIXTURES / "t5x_t5_1_1"
@@ -105,7 +106,13 @@ def test_steps_are_counted_from_the_offset():
   [
     ({"factors": "constant * rsqrt_decy"}, {"got": "rsqrt_decy", "nearest": "rsqrt_decay"}),
     ({"factors": "constant +"}, {"got": "constant +"}),
-    ({"factors": "constant", "warmup_steps": 0}, {"expected": "warmup_steps of at least 1", "got": 0}),
+    (
+      {"factors": "constant", "warmup_steps": 0},
+      {"expected": "warmup_steps: a number of at least 1", "got": 0},
+    ),
+    ({"steps_per_decay": None}, {"expected": "steps_per_decay: a number of at least 1"}),
+    ({"base_learning_rate": "0.1"}, {"expected": "base_learning_rate: a number"}),
+    ({"factors": None}, {"expected": "factors: names with '*' between them"}),
   ],
 )
 def test_a_schedule_that_cannot_be_is_refused(options, fields):
@@ -113,3 +120,30 @@ def test_a_schedule_that_cannot_be_is_refused(options, fields):
     learning_rate_schedule(**options)
   assert refused.value.kind == "learning_rate"
   assert refused.value.fields.items() >= fields.items()
+
+
+WARMUP = learning_rate_schedule("constant * linear_warmup", base_learning_rate=0.5, warmup_steps=10)
+
+
+@pytest.mark.parametrize(
+  ("optimizer", "expected"),
+  [
+    (adafactor(WARMUP), {"learning_rate": 0.2}),
+    (adafactor(0.1, beta1=0.9), {"learning_rate": 0.1}),
+    (
+      with_average(chain([optax.clip_by_global_norm(1.0), adafactor(WARMUP)]), decay=0.9),
+      {"learning_rate": 0.2},
+    ),
+    (
+      by_parameter([("a", adafactor(0.1)), ("b", None), ("", optax.adamw(WARMUP))]),
+      {"learning_rate/0": 0.1, "learning_rate/1": 0.2},
+    ),
+    (by_parameter([("a", adafactor(WARMUP)), ("", adafactor(WARMUP))]), {"learning_rate": 0.2}),
+    (optax.adamw(optax.linear_schedule(0.0, 0.4, 8)), {"learning_rate": 0.2}),
+    (optax.MultiSteps(optax.sgd(WARMUP), 2).gradient_transformation(), {}),
+    (optax.adam(0.1), {}),
+  ],
+)
+def test_an_optimizers_rates_are_found_by_name(optimizer, expected):
+  found = {name: float(rate(jnp.int32(4))) for name, rate in find_learning_rates(optimizer).items()}
+  assert found == pytest.approx(expected)

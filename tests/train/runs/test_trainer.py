@@ -141,10 +141,14 @@ def test_dry_run_prints_the_configuration_and_trains_nothing(command, tmp_path, 
 
 def test_the_run_leaves_tensorboard_events(reference):
   from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+  from tensorboard.util.tensor_util import make_ndarray
 
   events = EventAccumulator(str(reference / "train"), size_guidance={"tensors": 0})
   events.Reload()
   assert {"loss", "teacher_forced/token_accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
+  # The gin file's rate before the warmup's end: of the steps done before each, as T5X logs it.
+  rates = [float(make_ndarray(event.tensor_proto)) for event in events.Tensors("learning_rate")]
+  np.testing.assert_allclose(rates, [1 / np.sqrt(1000)] * TOTAL_STEPS, rtol=1e-6)
   assert [event.step for event in events.Tensors("loss")] == list(range(1, TOTAL_STEPS + 1))
 
 
