@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,13 @@ _SIZES = {
     "num_decoder_layers": 3,
     "remat_policy": "minimal",
   },
+  "factored": {
+    "emb_dim": 192,
+    "num_heads": 12,
+    "mlp_dim": 256,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+  },
   "bfloat16": {
     "emb_dim": 32,
     "num_heads": 2,
@@ -44,6 +53,7 @@ _SIZES = {
     "num_decoder_layers": 2,
   },
 }
+_SIZES["microbatches"] = _SIZES["bfloat16"]
 
 
 def t5x_model(case: str, **options):
@@ -81,12 +91,25 @@ def t5x_batches(case: str, batch_size: int = 8):
     yield {name: jnp.asarray(values[start : start + batch_size]) for name, values in rows.items()}
 
 
-def model_info(case: str) -> dict[str, tuple[tuple[str, int], ...]]:
-  """Each parameter's axes, as T5X prints them: names and sizes."""
-  text = (_folder(case) / "model-info.txt").read_text().partition("Total number of parameters")[0]
-  lines = re.findall(r"Variable (\S+) +size +\d+ +shape \((.*?)\) ", text)
-  pairs = {name: [axis.split("=") for axis in axes.split(", ")] for name, axes in lines}
-  return {name: tuple((axis, int(size)) for axis, size in axes) for name, axes in pairs.items()}
+class Variable(NamedTuple):
+  """A line of T5X's model-info.txt: axes' sizes, their names if they have some, and the mesh's axes."""
+
+  shape: tuple[int, ...]
+  axes: tuple[str, ...] | None
+  spec: tuple[str | None, ...]
+
+
+def model_info(case: str) -> dict[str, Variable]:
+  """Every variable that T5X prints: parameters, and below `param_states/` the optimizer's."""
+  text = (_folder(case) / "model-info.txt").read_text()
+  lines = re.findall(r"^Variable (\S+) +size +\d+ +shape \((.*?)\) +partition spec (.*)$", text, re.MULTILINE)
+  variables = {}
+  for name, axes, spec in lines:
+    parts = [axis.rpartition("=") for axis in axes.split(", ") if axis]
+    shape = tuple(int(size.strip(",")) for _, _, size in parts)
+    names = tuple(axis for axis, _, _ in parts) if "=" in axes else None
+    variables[name] = Variable(shape, names, ast.literal_eval(spec) or (None,) * len(shape))
+  return variables
 
 
 def hugging_face_weights(folder: Path) -> dict[str, np.ndarray]:

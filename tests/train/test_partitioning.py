@@ -7,7 +7,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.errors import AnystepError
 from anystep.train import main
+from anystep.train.models.teacher_forcing import make_row_keys
 from anystep.train.models.train_state import stream_key
+from anystep.train.network.dropout import draw_dropout
 from anystep.train.partitioning import Partitioner, batch_sharding, global_batch, local_rows, local_values
 from anystep.train.runs.step_log import read_step_log
 
@@ -89,3 +91,25 @@ def test_random_streams_differ_by_name_and_step_and_are_the_same_again():
   }
   assert len(set(keys.values())) == len(keys)
   assert jax.random.key_data(stream_key(root, "dropout", 1)).tobytes() == keys["dropout", 1]
+
+
+@pytest.mark.parametrize(("num_data", "num_model"), [(4, 1), (2, 4), (8, 1)])
+def test_masks_of_dropout_do_not_depend_on_the_devices(num_data, num_model):
+  """T5X's do where its seed is None, with JAX's generator `unsafe_rbg`."""
+
+  def draw(key):
+    shapes = {"weights": (4, 1, 50), "mlp": (1, 64)}
+    keys = make_row_keys(key, {"tokens": np.zeros((8, 3))})
+    return draw_dropout(keys, 0.25, shapes=shapes, dtype=np.dtype(np.float32))
+
+  key = stream_key(jax.random.key(0), "dropout", 3)
+  sharding = batch_sharding(_mesh(num_data, num_model))
+  one, several = jax.jit(draw)(key), jax.jit(draw, out_shardings=sharding)(key)
+  jax.tree.map(np.testing.assert_array_equal, several, one)
+
+
+def test_a_run_without_a_seed_is_refused(command):
+  with pytest.raises(AnystepError) as refused:
+    main.main(command(**{"trainer.Trainer.random_seed": None}))
+  assert refused.value.kind == "gin_value"
+  assert "random_seed is a whole number, not None" in str(refused.value)

@@ -11,6 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_cases import (
   FIXTURES,
+  Variable,
   arrays,
   document,
   hugging_face_weights,
@@ -21,9 +22,11 @@ from t5x_cases import (
 )
 
 from anystep.train.learning_rates import learning_rate_schedule
+from anystep.train.models.train_state import initialize
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
+from anystep.train.partitioning import Partitioner
 
 
 def losses_by_step(model, case, *, steps, batch_size):
@@ -46,14 +49,33 @@ def losses_by_step(model, case, *, steps, batch_size):
   return losses, params
 
 
-@pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5"])
-def test_parameters_have_t5xs_names_shapes_and_axes(case):
-  model = t5x_model(case)
-  shapes = flatten_dict(jax.eval_shape(model.initial_variables, jax.random.key(0))["params"], sep="/")
+@pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5", "factored", "microbatches"])
+def test_every_variable_is_as_t5x_prints_it(case):
+  """Names, shapes, logical axes and the split of parameters; shapes and split of the optimizer's state."""
+  model, partitioner = t5x_model(case), Partitioner(num_partitions=2)
+  _, abstract = initialize(
+    model, adafactor(0.1), root_key=jax.random.key(0), mesh=partitioner.mesh(8), partitioner=partitioner
+  )
+
+  def described(leaf, axes=None):
+    spec = tuple(leaf.sharding.spec)
+    return Variable(leaf.shape, axes, (*spec, *(None,) * (len(leaf.shape) - len(spec))))
+
   axes = flatten_dict(model.logical_axes()["params"], sep="/")
-  ours = {name: tuple(zip(axes[name], shapes[name].shape, strict=True)) for name in shapes}
-  assert ours == model_info(case)
-  assert {leaf.dtype for leaf in shapes.values()} == {jnp.dtype("float32")}
+  params = flatten_dict(abstract.params, sep="/")
+  assert {leaf.dtype for leaf in params.values()} == {jnp.dtype("float32")}
+  expected = model_info(case)
+  states = {name: expected.pop(name) for name in list(expected) if name.startswith(("param_states/", "step"))}
+  assert {name: described(leaf, tuple(axes[name])) for name, leaf in params.items()} == expected
+  if not states:
+    return
+  ours = {"step": described(abstract.step)}
+  for slot in ("v_row", "v_col", "v"):
+    leaves = flatten_dict(getattr(abstract.opt_state, slot), sep="/")
+    ours |= {f"param_states/{path}/{slot}": described(leaf) for path, leaf in leaves.items()}
+  # T5X keeps one zero for each momentum that there is not.
+  assert {v.shape for name, v in states.items() if name.endswith("/m")} == {(1,)}
+  assert ours == {name: v._replace(axes=None) for name, v in states.items() if not name.endswith("/m")}
 
 
 @pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5"])

@@ -196,6 +196,31 @@ def test_a_packed_row_has_the_logits_of_its_examples():
   np.testing.assert_allclose(together[:6], jnp.concatenate([apart[0], apart[1, :2]]), atol=1e-5)
 
 
+def test_embeddings_are_products_as_in_t5x_unless_gathered():
+  """A product's gradient is one too: no sum in whatever order threads come. Both look up the same."""
+  tokens, weights = jnp.array([[5, 6, 5, 31], [4, 3, 1, 0]]), jnp.arange(8 * 16.0).reshape(2, 4, 16)
+  found, programs = {}, {}
+  for lookup in (T5Config(**TINY).embedding_lookup, "gather"):
+    embedding = T5Config(**TINY, embedding_lookup=lookup).embedding()
+    params = embedding.init(jax.random.key(0), tokens)
+
+    def loss(params, embedding=embedding):
+      return jnp.sum(embedding.apply(params, tokens) * weights)
+
+    gradient = jax.jit(jax.grad(loss))
+    programs[lookup] = gradient.lower(params).as_text()
+    found[lookup] = embedding.apply(params, tokens), gradient(params)
+  assert ("scatter" in programs["one_hot"], "scatter" in programs["gather"]) == (False, True)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found["one_hot"], found["gather"])
+
+
+@pytest.mark.parametrize(("lookup", "expected"), [("one_hot", 0.0), ("gather", np.nan)])
+def test_an_id_outside_the_vocabulary_has_no_embedding(lookup, expected):
+  embedding = T5Config(**TINY, embedding_lookup=lookup).embedding()
+  params = embedding.init(jax.random.key(0), jnp.array([[1]]))
+  np.testing.assert_array_equal(embedding.apply(params, jnp.array([[32]])), np.full((1, 1, 16), expected))
+
+
 def test_segments_of_one_side_alone_are_refused():
   valid = jnp.ones((1, 2), bool)
   with pytest.raises(ValueError, match="queries but not for the keys"):
@@ -362,6 +387,12 @@ def test_bfloat16_keeps_parameters_and_logits_in_float32(float32_logits):
     ({"emb_dim": 0}, "T5Config.emb_dim: expected a positive integer, got 0"),
     ({"num_heads": 2.0}, "T5Config.num_heads: expected a positive integer, got 2.0"),
     ({"dropout_rate": 1.0}, r"T5Config.dropout_rate: expected a rate in \[0, 1\), got 1.0"),
+    ({"dropout_rate": None}, r"T5Config.dropout_rate: expected a rate in \[0, 1\), got None"),
+    ({"logits_via_embedding": "no"}, "T5Config.logits_via_embedding: expected True or False, got 'no'"),
+    ({"dtype": "int32"}, "T5Config.dtype: expected one of floats, as 'bfloat16', got 'int32'"),
+    ({"dtype": "bfloat17"}, "T5Config.dtype: expected one of floats, as 'bfloat16', got 'bfloat17'"),
+    ({"dtype": None}, "T5Config.dtype: expected one of floats, as 'bfloat16', got None"),
+    ({"mlp_activations": (1,)}, "T5Config.mlp_activations: expected names"),
     ({"mlp_activations": "gelu"}, "T5Config.mlp_activations: expected names"),
     ({"mlp_activations": ("gellu",)}, "no activation 'gellu'"),
     ({"mlp_activations": ("Dense",)}, "no activation 'Dense'"),
