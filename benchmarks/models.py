@@ -9,10 +9,9 @@ time (others on the machine change them little), and steps per second by the clo
 which all models take turns.
 
 `--t5x` names a checkout of T5X, which takes turns with ours; the last line gives our share, at least 1.0 of
-its steps and at most 1.1 of its time to compile. Without one, T5X's numbers are estimated from an earlier
-run, by the rate of matrix products then and now. T5X needs an environment of its own (`--t5x_python`) with
-jax, flax, optax, orbax-checkpoint, seqio, clu, fiddle, cached_property, tensorstore and gin-config, and a
-checkout of google/airio on the PYTHONPATH.
+its steps and at most 1.1 of its time to trace and compile. T5X needs an environment of its own
+(`--t5x_python`) with jax, flax, optax, orbax-checkpoint, seqio, clu, fiddle, cached_property, tensorstore and
+gin-config, and a checkout of google/airio on the PYTHONPATH.
 
 `--xxl` traces, lowers and compiles the training step of T5.1.1-xxl, with scanned layers and without, and
 allocates none of its 11 billion parameters.
@@ -65,8 +64,6 @@ XXL_SIZES = {
 ROWS, LENGTHS = 8, {"encoder_input_tokens": 64, "decoder_input_tokens": 32}
 XXL_ROWS, XXL_LENGTHS = 128, {"encoder_input_tokens": 512, "decoder_input_tokens": 114}
 OURS, T5X = "T5.1.1", "T5.1.1 in T5X"
-# Of a run with --t5x on 2 cores: the rate of products, T5X's seconds to trace and compile, and its steps/s.
-EARLIER_MATMUL_RATE, EARLIER_COMPILE_SECONDS, EARLIER_STEPS_PER_SECOND = 94e9, 3.1, 20.0
 
 
 class Contender(NamedTuple):
@@ -227,10 +224,9 @@ def main() -> None:
     trace, compile_, _ = contender
     print(f"{name:30} {trace:8.2f} {compile_:9.2f} {rates[name]:8.1f}")
   if T5X in contenders:
-    both = [contenders[name].trace_seconds + contenders[name].compile_seconds for name in (OURS, T5X)]
-    print(
-      f"ours of T5X's: {rates[OURS] / rates[T5X]:.2f} of steps/s, {both[0] / both[1]:.2f} of compile time"
-    )
+    seconds = contenders[OURS].seconds_before_steps / contenders[T5X].seconds_before_steps
+    steps = rates[OURS] / rates[T5X]
+    print(f"{OURS} of T5X's: {steps:.2f} of the steps/s, {seconds:.2f} of the time to trace and compile")
 
 
 if __name__ == "__main__":
