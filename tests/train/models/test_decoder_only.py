@@ -52,6 +52,12 @@ def test_attention_both_ways_needs_to_know_the_inputs():
     model.loss_fn(params, batch)
 
 
+def test_whether_attention_is_both_ways_is_true_or_false():
+  model, *_ = t5x_scores("decoder_only")
+  with pytest.raises(ValueError, match="inputs_bidirectional_attention: expected True or False, got 'no'"):
+    dataclasses.replace(model, inputs_bidirectional_attention="no")
+
+
 def ragged(*rows):
   values = np.concatenate([np.array(row, np.int32) for row in rows])
   return Ragged(values, np.array([len(row) for row in rows]))
