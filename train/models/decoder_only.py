@@ -39,9 +39,9 @@ class DecoderOnlyModel(NetworkModel):
   def __post_init__(self):
     super().__post_init__()
     if not isinstance(self.inputs_bidirectional_attention, bool):
-      got = self.inputs_bidirectional_attention
       raise ValueError(
-        f"DecoderOnlyModel.inputs_bidirectional_attention: expected True or False, got {got!r}"
+        "DecoderOnlyModel.inputs_bidirectional_attention: expected True or False,"
+        f" got {self.inputs_bidirectional_attention!r}"
       )
 
   @property
