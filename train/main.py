@@ -59,7 +59,10 @@ def _train(trainer: Trainer, values: flags.FlagValues, termination: Termination)
 
 
 def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
+  from rich.console import Console
+
   from anystep.train.configuration.configuration import configuration_text
+  from anystep.train.runs.placement import describe_placement
 
   # The data cannot be checked before its caches exist.
   if _print_missing_data(trainer, values):
@@ -67,6 +70,7 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   else:
     prepared = trainer.prepare(accept_changes=values.accept_change)
     _report_cuts(prepared)
+    Console().print(describe_placement(prepared.place()))
     start = "step 0" if prepared.restore_step is None else f"checkpoint_{prepared.restore_step}"
   print(configuration_text())
   print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")

@@ -88,7 +88,7 @@ def _train(case: Any, model_dir: pathlib.Path, see: Callable[[int, str, str], No
 
   from anystep.features.digest import batch_digest
   from anystep.train import main
-  from anystep.train.partitioning import local_values
+  from anystep.train.partitioning.batches import local_values
   from anystep.train.runs import trainer
 
   original = trainer.make_train_step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Batch, Metrics, Model
 from anystep.train.optimizers.learning_rates import find_learning_rates
 from anystep.train.optimizers.logical_axes import with_logical_axes
-from anystep.train.partitioning import Partitioner
+from anystep.train.partitioning.partitioner import Partitioner, optimizer_shardings
 
 
 @flax.struct.dataclass
@@ -70,29 +72,12 @@ def initialize(
   partitioner.check_divides(shapes.params, param_shardings)
   partitioner.check_divides(shapes.mutables, mutable_shardings)
   replicated = NamedSharding(mesh, PartitionSpec())
-  opt_shardings = _like_params(shapes.opt_state, shapes.params, param_shardings, other=replicated)
+  opt_shardings = optimizer_shardings(mesh, optimizer.init, shapes.params, param_shardings)
   shardings = TrainState(replicated, param_shardings, opt_shardings, mutable_shardings)
   abstract = jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
   )
   return jax.jit(init, out_shardings=shardings), abstract
-
-
-def _like_params(opt_state: Any, params: Any, shardings: Any, *, other: NamedSharding) -> Any:
-  """Return the optimizer's shardings: its arrays with a parameter's path and shape are sharded like it."""
-  leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-  by_path = {
-    keys: (leaf.shape, sharding)
-    for (keys, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True)
-  }
-
-  def sharding_of(keys: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-    # An optimizer's own keys come before the parameter's.
-    ends = (by_path.get(keys[start:]) for start in range(len(keys)))
-    shape, sharding = next((end for end in ends if end is not None), (None, other))
-    return sharding if leaf.shape == shape else other
-
-  return jax.tree_util.tree_map_with_path(sharding_of, opt_state)
 
 
 def make_train_step(
@@ -101,6 +86,8 @@ def make_train_step(
   *,
   root_key: jax.Array,
   microbatches: Microbatches = WHOLE_BATCH,
+  abstract: TrainState | None = None,
+  partitioner: Partitioner | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Return the compiled training step. It reuses the memory of the state that it is given.
 
@@ -112,13 +99,23 @@ def make_train_step(
     optimizer: updates the parameters.
     root_key: JAX random key of the run.
     microbatches: split of a batch whose activations do not fit in memory at once.
+    abstract: the state that `initialize` describes: the new state is split over devices as it is. None for
+      what the compiler chooses.
+    partitioner: splits activations over the devices of the abstract state; None for what the compiler
+      chooses.
   """
   rates = find_learning_rates(optimizer)
   optimizer = with_logical_axes(optimizer, model.logical_axes()["params"])
 
+  shardings = None if abstract is None else jax.tree.map(lambda leaf: leaf.sharding, abstract)
+  split_activations: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+  if shardings is not None and partitioner is not None:
+    split_activations = functools.partial(partitioner.sharded_activations, shardings.step.mesh)
+
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)
-    found = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
+    with split_activations():
+      found = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
     updates, opt_state = optimizer.update(found.gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = found.metrics | {"gradient_norm": optax.tree.norm(found.gradients)}
@@ -126,4 +123,4 @@ def make_train_step(
     metrics |= {name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()}
     return TrainState(state.step + 1, params, opt_state, found.mutables), metrics
 
-  return jax.jit(train_step, donate_argnums=0)
+  return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))

@@ -9,6 +9,7 @@ from flax.typing import Initializer
 
 from anystep.train.network.attention_functions import attend
 from anystep.train.network.layers import dense
+from anystep.train.partitioning.rules import constrain
 
 
 def attention_mask(
@@ -116,6 +117,7 @@ class MultiHeadAttention(nn.Module):
       float32_logits=self.float32_logits,
       implementation=self.implementation,
     )
+    attended = constrain(attended, "batch", "length", "heads", "kv")
     emb_dim = queries.shape[-1]
     if not self.joined_kernels:
       out = dense(emb_dim, ("heads", "kv", "embed"), name="out", dtype=self.dtype, init=init, axis=(-2, -1))
@@ -126,9 +128,11 @@ class MultiHeadAttention(nn.Module):
   def _heads(self, x: jax.Array, name: str, init: Initializer) -> jax.Array:
     """Map (rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
     heads = (self.num_heads, self.head_dim)
-    if not self.joined_kernels:
-      return dense(heads, ("embed", "heads", "kv"), name=name, dtype=self.dtype, init=init)(x)
-    joined = dense(
-      self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
-    )
-    return joined(x).reshape(*x.shape[:2], *heads)
+    if self.joined_kernels:
+      joined = dense(
+        self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
+      )
+      values = joined(x).reshape(*x.shape[:2], *heads)
+    else:
+      values = dense(heads, ("embed", "heads", "kv"), name=name, dtype=self.dtype, init=init)(x)
+    return constrain(values, "batch", "length", "heads", "kv")

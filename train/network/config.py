@@ -14,6 +14,7 @@ from anystep.train.network.attention import MultiHeadAttention
 from anystep.train.network.attention_functions import IMPLEMENTATIONS, cudnn_without_gradient
 from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation, dense
 from anystep.train.network.relative_positions import RelativePositionBiases
+from anystep.train.partitioning.rules import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,8 +133,10 @@ class LayerConfig(abc.ABC):
     They are float32 whatever the dtype: a rounded softmax over the vocabulary spoils training.
     """
     if self.logits_via_embedding:
-      return embedding.logits(x)
-    return dense(self.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+      logits = embedding.logits(x)
+    else:
+      logits = dense(self.vocab_size, ("embed", "vocab"), name="logits_dense", dtype=jnp.float32)(x)
+    return constrain(logits, "batch", "length", "vocab")
 
   def check_name(self, attribute: str, names: Sequence[str]) -> None:
     """Raise ValueError if an attribute is none of the names."""

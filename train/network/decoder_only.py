@@ -11,6 +11,7 @@ from flax import linen as nn
 from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import LayerConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
+from anystep.train.partitioning.rules import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class DecoderLayer(nn.Module):
     x += y * drop["attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
     y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])
-    return x + y * drop["mlp"]
+    return constrain(x + y * drop["mlp"], "batch", "length", "embed")
 
 
 class Decoder(nn.Module):

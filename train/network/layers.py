@@ -15,6 +15,8 @@ import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
 
+from anystep.train.partitioning.rules import constrain
+
 LOOKUPS = ("gather", "one_hot")
 TRUNCATED_NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
@@ -91,8 +93,10 @@ class Embedding(nn.Module):
     """(rows, length) int to (rows, length, emb_dim)."""
     table = self.embedding.astype(self.dtype)
     if self.lookup == "one_hot":
-      return jax.nn.one_hot(tokens, self.vocab_size, dtype=self.dtype) @ table
-    return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+      embeddings = jax.nn.one_hot(tokens, self.vocab_size, dtype=self.dtype) @ table
+    else:
+      embeddings = jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+    return constrain(embeddings, "batch", "length", "embed")
 
   def logits(self, x: jax.Array) -> jax.Array:
     """Products with every embedding by sqrt(emb_dim): (..., emb_dim) to (..., vocab_size) float32."""
@@ -144,5 +148,5 @@ class MlpBlock(nn.Module):
     for i, name in enumerate(self.activations):
       wi = dense(self.mlp_dim, ("embed", "mlp"), name=f"wi_{i}" if gated else "wi", dtype=self.dtype)
       gates.append(activation(name)(wi(x)))
-    hidden = reduce(mul, gates) * hidden_dropout
+    hidden = constrain(reduce(mul, gates) * hidden_dropout, "batch", "length", "mlp")
     return dense(x.shape[-1], ("mlp", "embed"), name="wo", dtype=self.dtype)(hidden)

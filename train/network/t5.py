@@ -13,6 +13,7 @@ from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import EncoderDecoderConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
 from anystep.train.network.layers import Embedding
+from anystep.train.partitioning.rules import constrain
 
 # Numbers of the stacks in the keys of dropout.
 ENCODER, DECODER = 0, 1
@@ -60,7 +61,7 @@ class EncoderLayer(nn.Module):
     x += y * drop["attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
     y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])
-    return x + y * drop["mlp"]
+    return constrain(x + y * drop["mlp"], "batch", "length", "embed")
 
 
 class DecoderLayer(nn.Module):
@@ -106,7 +107,7 @@ class DecoderLayer(nn.Module):
     x += y * drop["cross_attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
     y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])
-    return x + y * drop["mlp"]
+    return constrain(x + y * drop["mlp"], "batch", "length", "embed")
 
 
 class Encoder(nn.Module):

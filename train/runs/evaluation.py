@@ -19,7 +19,7 @@ from anystep.tasks.seqio_api.evaluation import ModelOutput, compute_metrics
 from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.models.base import Model
 from anystep.train.models.train_state import TrainState
-from anystep.train.partitioning import batch_sharding, global_batch, local_rows
+from anystep.train.partitioning.batches import batch_sharding, global_batch, local_rows
 
 # A model that decodes has only its own tokens before each, and most often lower metrics.
 TEACHER_FORCED = "teacher_forced/"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
 import uuid
 
 from etils import epath
@@ -10,6 +12,8 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
+from anystep.train.checkpoints.checkpoints import Checkpoint
+from anystep.train.configuration.resume_contract import AcceptedChanges, Change, find_run_change
 
 RUN = "run.json"
 _VERSION = 1
@@ -52,3 +56,35 @@ def write_run(model_dir: epath.PathLike, run: str) -> None:
   directory.mkdir(parents=True, exist_ok=True)
   document = {"version": _VERSION, "run": run}
   storage.put(directory / RUN, (canonical_json(document, indent=1) + "\n").encode())
+
+
+def accept_run(
+  checkpoint: Checkpoint | None, run: str | None, run_name: str, accepted: AcceptedChanges
+) -> list[Change]:
+  """Refuse a checkpoint of another run; return the change if it is accepted for the first time.
+
+  Args:
+    checkpoint: the newest one.
+    run: name of the directory's run; None if it has none yet.
+    run_name: `run`, or the new name that the directory gets.
+    accepted: changes accepted now and before.
+
+  Raises:
+    AnystepError: 76 `checkpoint_run`.
+  """
+  if checkpoint is None:
+    return []
+  if checkpoint.run is None:
+    print(
+      f"checkpoint_{checkpoint.step} is of an earlier anystep and says neither which run wrote it nor what it"
+      " was trained with: it is taken for this run's, trained with this configuration",
+      file=sys.stderr,
+    )
+    return []
+  changes = accepted.require(
+    find_run_change(checkpoint.step, checkpoint.run, run),
+    kind="checkpoint_run",
+    expected=f"a checkpoint of this directory's run, {run or 'which no run.json names'}",
+    fix="where it was copied here, move it away; where run.json is lost, put it back",
+  )
+  return [dataclasses.replace(change, now=[run_name]) for change in changes]

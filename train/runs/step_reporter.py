@@ -14,7 +14,7 @@ from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.programs.progress import Progress
-from anystep.train.partitioning import local_values
+from anystep.train.partitioning.batches import local_values
 from anystep.train.runs.evaluation import TEACHER_FORCED
 from anystep.train.runs.step_log import StepLog
 

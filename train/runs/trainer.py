@@ -27,7 +27,6 @@ from anystep.train.configuration.built_values import Value, built_values
 from anystep.train.configuration.resume_contract import (
   AcceptedChanges,
   Change,
-  find_run_change,
   find_value_changes,
   list_differences,
   record_accepted,
@@ -37,11 +36,14 @@ from anystep.train.datasets.run_data import RunData, RunDataset, only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Model
-from anystep.train.models.train_state import initialize, make_train_step
+from anystep.train.models.train_state import make_train_step
 from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
-from anystep.train.partitioning import Partitioner, batch_sharding, global_batch
+from anystep.train.partitioning.batches import batch_sharding, global_batch
+from anystep.train.partitioning.mesh import process_share
+from anystep.train.partitioning.partitioner import Partitioner
 from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate, report_evaluation
-from anystep.train.runs.run_identity import new_run, read_run, write_run
+from anystep.train.runs.placement import Placement, place_state
+from anystep.train.runs.run_identity import accept_run, new_run, read_run, write_run
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter
 from anystep.train.runs.termination import Termination, preempted
@@ -124,7 +126,7 @@ class Trainer:
     accepted = AcceptedChanges.read(self.model_dir, accept_changes)
     run = read_run(self.model_dir)
     run_name = run or new_run()
-    newly_accepted = _accept_run(checkpoint, run, run_name, accepted)
+    newly_accepted = accept_run(checkpoint, run, run_name, accepted)
     order = dataset.run_order((checkpoint.step, checkpoint.data) if checkpoint else None)
     newly_accepted += self._accept_values(checkpoint, accepted)
     if checkpoint is not None and checkpoint.step > self.total_steps:
@@ -246,16 +248,11 @@ class PreparedRun:
         got=jax.process_count(),
         fix="train on the devices of one process: checkpoints are not yet written by several",
       )
-    for batch_size in data.batch_sizes:
-      mesh = trainer.partitioner.mesh(batch_size)
-      trainer.microbatches.check(trainer.model, batch_size)
-    sharding = batch_sharding(mesh)
-    root_key = jax.random.key(trainer.random_seed)
     optimizer = trainer.model.optimizer_def
     assert optimizer is not None, "Trainer refuses a model without one"
-    make_initial, abstract = initialize(
-      trainer.model, optimizer, root_key=root_key, mesh=mesh, partitioner=trainer.partitioner
-    )
+    root_key = jax.random.key(trainer.random_seed)
+    mesh, make_initial, abstract = self.place()
+    sharding = batch_sharding(mesh)
     if trainer.evaluate_average:
       find_average(abstract.opt_state, abstract.params)
     if self.restore_step is None:
@@ -276,15 +273,21 @@ class PreparedRun:
     started()
     trained_with = trainer.deciding_values
     train_step = make_train_step(
-      trainer.model, optimizer, root_key=root_key, microbatches=trainer.microbatches
+      trainer.model,
+      optimizer,
+      root_key=root_key,
+      microbatches=trainer.microbatches,
+      abstract=abstract,
+      partitioner=trainer.partitioner,
     )
-    stream = data.open_stream((jax.process_index(), jax.process_count()))
+    share = process_share(mesh)
+    stream = data.open_stream(share)
     stream.seek(start_step)
     reporter = StepReporter(trainer.model_dir, start_step=start_step, total_steps=trainer.total_steps)
     with stream, reporter:
       for step in range(start_step, trainer.total_steps):
         rows = stream.rows_at(step)
-        batch = global_batch(next(stream), sharding, rows, len(rows))
+        batch = global_batch(next(stream), sharding, rows, batch_size=len(rows) * share[1])
         state, metrics = train_step(state, batch)
         # After the first step there is something to save.
         termination.defer()
@@ -307,9 +310,24 @@ class PreparedRun:
     if trainer.evaluate_average:
       average = averaged_parameters(state.opt_state, state.params)
       state = dataclasses.replace(state, params=average)
-    results = evaluate(trainer.model, state, self.evaluation, mesh)
+    with trainer.partitioner.sharded_activations(mesh):
+      results = evaluate(trainer.model, state, self.evaluation, mesh)
     report_evaluation(results, self.evaluation.dataset, trainer.model_dir, trainer.total_steps)
     return results
+
+  def place(self) -> Placement:
+    """Return where the state goes; this touches the devices.
+
+    Raises:
+      AnystepError: 78 as `place_state`.
+    """
+    return place_state(
+      self.trainer.model,
+      partitioner=self.trainer.partitioner,
+      batch_sizes=self.data.batch_sizes,
+      microbatches=self.trainer.microbatches,
+      root_key=jax.random.key(self.trainer.random_seed),
+    )
 
   def _before(self, step: int) -> PreparedRun:
     """Return this run, prepared to resume from a checkpoint before `step`: that step's cannot be restored."""
@@ -322,35 +340,6 @@ class PreparedRun:
       write_run(model_dir, self.run_name)
     record_accepted(model_dir, self.newly_accepted)
     self.data.record(model_dir, start_step)
-
-
-def _accept_run(
-  checkpoint: Checkpoint | None, run: str | None, run_name: str, accepted: AcceptedChanges
-) -> list[Change]:
-  """Refuse a checkpoint of another run; return the change if it is accepted for the first time.
-
-  Args:
-    checkpoint: the newest one.
-    run: name of the directory's run; None if it has none yet.
-    run_name: `run`, or the new name that the directory gets.
-    accepted: changes accepted now and before.
-  """
-  if checkpoint is None:
-    return []
-  if checkpoint.run is None:
-    print(
-      f"checkpoint_{checkpoint.step} is of an earlier anystep and says neither which run wrote it nor what it"
-      " was trained with: it is taken for this run's, trained with this configuration",
-      file=sys.stderr,
-    )
-    return []
-  changes = accepted.require(
-    find_run_change(checkpoint.step, checkpoint.run, run),
-    kind="checkpoint_run",
-    expected=f"a checkpoint of this directory's run, {run or 'which no run.json names'}",
-    fix="where it was copied here, move it away; where run.json is lost, put it back",
-  )
-  return [dataclasses.replace(change, now=[run_name]) for change in changes]
 
 
 def _check_vocabulary(model: Model, dataset: RunDataset) -> None:

@@ -10,7 +10,8 @@ from anystep.train import main
 from anystep.train.models.teacher_forcing import make_row_keys
 from anystep.train.models.train_state import stream_key
 from anystep.train.network.dropout import draw_dropout
-from anystep.train.partitioning import Partitioner, batch_sharding, global_batch, local_rows, local_values
+from anystep.train.partitioning.batches import batch_sharding, global_batch, local_rows, local_values
+from anystep.train.partitioning.partitioner import Partitioner
 from anystep.train.runs.step_log import read_step_log
 
 
