@@ -1,4 +1,4 @@
-"""Where a run's state and batches go: the mesh, and the abstract state with its shardings."""
+"""Placement of a run's state: the mesh, and the abstract state with its shardings."""
 
 from __future__ import annotations
 

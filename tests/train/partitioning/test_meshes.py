@@ -1,4 +1,4 @@
-"""A training run's numbers do not depend on how its arrays are split over devices."""
+"""Numbers of a training run, which do not depend on how its arrays are split over devices."""
 
 import jax
 import numpy as np

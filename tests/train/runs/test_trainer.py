@@ -136,7 +136,24 @@ def test_dry_run_prints_the_configuration_and_trains_nothing(command, tmp_path, 
   printed = capsys.readouterr().out
   assert "trainer.Trainer.total_steps = %TRAIN_STEPS" in printed
   assert "would train from step 0 to step 7" in printed
+  assert "8 devices: data 8 × model 1" in printed
   assert not (tmp_path / "model").exists()
+
+
+def test_dry_run_prints_how_parameters_are_split_as_gin_says(command, tmp_path, capsys):
+  rules = tmp_path / "rules.gin"
+  rules.write_text(
+    "from __gin__ import dynamic_registration\nfrom anystep.train import partitioning\n"
+    "partitioning.Partitioner.num_partitions = 2\n"
+    "partitioning.Partitioner.logical_axis_rules = @partitioning.standard_logical_axis_rules()\n"
+    "partitioning.standard_logical_axis_rules.parameter_partitioning_dims = 2\n"
+  )
+  # The table is as wide as what reads it, where it can tell.
+  assert main.main([*command(), f"--gin_file={rules}", "--dry_run"]) == 0
+  rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+  by_name = {row[0]: row[1:] for row in rows if len(row) == 4}
+  assert by_name["decoder/layers_0/mlp/wo/kernel"] == ["16 × 8", "model, data", "64"]
+  assert by_name["decoder/decoder_norm/scale"] == ["8", "data", "8"]
 
 
 def test_the_run_leaves_tensorboard_events(reference):
