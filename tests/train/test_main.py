@@ -97,11 +97,11 @@ def test_a_missing_cache_prints_the_command_that_makes_it(command, tmp_path):
 def test_all_that_is_checked_is_checked_before_a_device_is_touched(command, monkeypatch):
   """A run that gets as far as `PreparedRun.run` has passed every check of data and configuration."""
   program = (
-    "import sys; from anystep.train import main; main.main(sys.argv);"
+    "import sys; from anystep.train import main; main.prepare(sys.argv);"
     "from jax._src import xla_bridge; print('touched', xla_bridge.backends_are_initialized())"
   )
   done = subprocess.run(
-    [sys.executable, "-c", program, *command()[1:], "--dry_run"],
+    [sys.executable, "-c", program, *command()[1:]],
     capture_output=True,
     text=True,
     env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:0:-1]))},

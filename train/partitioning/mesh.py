@@ -41,19 +41,19 @@ def make_mesh(num_partitions: int, ici_shape: Shape | None, dcn_shape: Shape | N
         fix="choose another num_partitions or number of devices",
       )
     ici_shape = (len(devices) // num_partitions, num_partitions)
-  slices = 1 if dcn_shape is None else math.prod(dcn_shape)
-  if math.prod(ici_shape) * slices != len(devices):
+  dcn_shape = (1, 1) if dcn_shape is None else dcn_shape
+  if math.prod(ici_shape) * math.prod(dcn_shape) != len(devices):
     raise AnystepError(
       ExitCode.CONFIG,
       "mesh_shape",
       expected=f"{len(devices)} devices",
-      got=f"ici_mesh_shape {tuple(ici_shape)}, dcn_mesh_shape {dcn_shape and tuple(dcn_shape)}",
+      got=f"ici_mesh_shape {tuple(ici_shape)} and dcn_mesh_shape {tuple(dcn_shape)}",
       fix="choose shapes whose product is the number of devices",
     )
   try:
     array = (
       mesh_utils.create_device_mesh(ici_shape, devices, allow_split_physical_axes=True)
-      if slices == 1
+      if math.prod(dcn_shape) == 1
       else mesh_utils.create_hybrid_device_mesh(
         ici_shape, dcn_shape, devices, process_is_granule=not hasattr(devices[0], "slice_index")
       )

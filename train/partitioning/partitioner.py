@@ -156,8 +156,8 @@ def optimizer_shardings(mesh: Mesh, init: Callable[[Any], Any], params: Any, sha
     if found is None:
       return NamedSharding(mesh, PartitionSpec())
     shape, distinct, spec = found
-    axes = [distinct.index(size) if size in distinct else None for size in other.shape]
-    if None in axes or tuple(shape[axis] for axis in axes) != leaf.shape:
+    axes = [distinct.index(size) for size in other.shape if size in distinct]
+    if len(axes) < len(other.shape) or tuple(shape[axis] for axis in axes) != leaf.shape:
       return NamedSharding(mesh, PartitionSpec())
     mesh_axes = [*spec, *([None] * (len(shape) - len(spec)))]
     return NamedSharding(mesh, PartitionSpec(*(mesh_axes[axis] for axis in axes)))
