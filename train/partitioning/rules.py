@@ -68,7 +68,12 @@ def standard_logical_axis_rules(
       got=dims,
       fix="correct the two numbers",
     )
-  return (*_SPLIT_BY_HEADS, *_EMBED[dims], *_NOT_SPLIT, *((axis, mesh_axis) for axis, mesh_axis in additional_rules))
+  return (
+    *_SPLIT_BY_HEADS,
+    *_EMBED[dims],
+    *_NOT_SPLIT,
+    *((axis, mesh_axis) for axis, mesh_axis in additional_rules),
+  )
 
 
 STANDARD_RULES = standard_logical_axis_rules()
