@@ -51,7 +51,8 @@ def losses_by_step(model, case, *, steps, batch_size):
 
 @pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5", "factored", "microbatches"])
 def test_every_variable_is_as_t5x_prints_it(case):
-  """Names, shapes, logical axes and the split of parameters; shapes and split of the optimizer's state."""
+  """Names, shapes, logical axes and the split of parameters; shapes of the optimizer's state, and the split
+  of all but the row and column means, which T5X keeps whole on every device."""
   model, partitioner = t5x_model(case), Partitioner(num_partitions=2)
   _, abstract = initialize(
     model, adafactor(0.1), root_key=jax.random.key(0), mesh=partitioner.mesh(8), partitioner=partitioner
@@ -75,7 +76,12 @@ def test_every_variable_is_as_t5x_prints_it(case):
     ours |= {f"param_states/{path}/{slot}": described(leaf) for path, leaf in leaves.items()}
   # T5X keeps one zero for each momentum that there is not.
   assert {v.shape for name, v in states.items() if name.endswith("/m")} == {(1,)}
-  assert ours == {name: v._replace(axes=None) for name, v in states.items() if not name.endswith("/m")}
+  states = {name: v._replace(axes=None) for name, v in states.items() if not name.endswith("/m")}
+  for name, variable in states.items():
+    if name.endswith(("/v_row", "/v_col")):
+      assert not any(variable.spec)
+      states[name] = variable._replace(spec=ours[name].spec)
+  assert ours == states
 
 
 @pytest.mark.parametrize("case", ["t5_1_1", "decoder_only", "scalable_t5"])

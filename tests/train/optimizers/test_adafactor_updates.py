@@ -141,7 +141,7 @@ def test_before_the_step_offset_every_number_is_nan_as_in_t5x(count, skip_nan_up
   assert int(after.count) == count + 1
 
 
-def test_what_is_not_used_of_the_state_is_one_zero_and_means_are_on_all_devices():
+def test_what_is_not_used_of_the_state_is_one_zero_and_means_are_split_as_their_parameter():
   model = t5x_cases.t5x_model("factored")
   optimizer, partitioner = adafactor(0.1), Partitioner(num_partitions=2)
   _, abstract = initialize(
@@ -153,11 +153,14 @@ def test_what_is_not_used_of_the_state_is_one_zero_and_means_are_on_all_devices(
     for slot in unused:
       np.testing.assert_array_equal(flatten_dict(getattr(state, slot), sep="/")[path], [0.0])
   params = flatten_dict(abstract.params, sep="/")
-  assert not params[kernel].sharding.is_fully_replicated
-  for slot in ("v_row", "v_col"):
-    means = flatten_dict(getattr(abstract.opt_state, slot), sep="/")[kernel]
-    assert means.shape in ((192,), (256,))
-    assert means.sharding.is_fully_replicated
+  assert (params[kernel].shape, tuple(params[kernel].sharding.spec)) == ((192, 256), (None, "model"))
+  means = {
+    slot: flatten_dict(getattr(abstract.opt_state, slot), sep="/")[kernel] for slot in ("v_row", "v_col")
+  }
+  assert {slot: (leaf.shape, tuple(leaf.sharding.spec)) for slot, leaf in means.items()} == {
+    "v_row": ((192,), (None,)),
+    "v_col": ((256,), ("model",)),
+  }
 
 
 def test_the_decay_restarts_at_the_step_offset():
