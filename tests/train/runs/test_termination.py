@@ -67,7 +67,7 @@ def within_the_first_save(monkeypatch):
 MOMENTS = {
   "while the data is looked for": (before(trainer, "find_datasets"), []),
   "while a checkpoint is looked for": (before(trainer, "find_checkpoint"), []),
-  "while the model is built": (before(trainer, "initialize"), []),
+  "while the model is built": (before(trainer, "place_state"), []),
   "before the first batch": (at_batch(0), []),
   "before the second batch": (at_batch(1), [2]),
   "before the last batch of a period": (at_batch(2), [3]),
