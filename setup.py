@@ -91,6 +91,7 @@ setup(
   entry_points={
     "console_scripts": [
       "anystep-cache = anystep.cache_job.main:run",
+      "anystep-convert = anystep.train.convert:run",
       "anystep-data = anystep.tasks.data_program.main:run",
       "anystep-train = anystep.train.main:run",
       "anystep-vocab = anystep.tasks.vocab_program.main:run",

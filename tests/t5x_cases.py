@@ -113,12 +113,19 @@ def model_info(case: str) -> dict[str, Variable]:
 
 
 def hugging_face_weights(folder: Path) -> dict[str, np.ndarray]:
-  """The float32 arrays of a safetensors file."""
-  content = (folder / "model.safetensors").read_bytes()
+  """The arrays of a model's files of safetensors."""
+  files = sorted(folder.glob("*.safetensors"))
+  return {name: array for path in files for name, array in read_safetensors(path).items()}
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+  """The arrays of a file, by the format's definition."""
+  dtypes = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "BF16": jnp.bfloat16}
+  content = path.read_bytes()
   header_bytes = int.from_bytes(content[:8], "little")
   header, data = json.loads(content[8 : 8 + header_bytes]), content[8 + header_bytes :]
   return {
-    name: np.frombuffer(data[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+    name: np.frombuffer(data[slice(*entry["data_offsets"])], dtypes[entry["dtype"]]).reshape(entry["shape"])
     for name, entry in header.items()
     if name != "__metadata__"
   }

@@ -112,7 +112,7 @@ def test_the_programs_work_beside_a_users_own_tasks_and_train_modules(installed)
 
 
 def test_modules_run_as_programs_too(installed):
-  for module in ("anystep.cache_job", "anystep.train"):
+  for module in ("anystep.cache_job", "anystep.train", "anystep.train.convert"):
     assert "--" in _run(installed, "python", "-m", module, "--help").stdout
 
 

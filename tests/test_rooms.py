@@ -50,12 +50,13 @@ FLOORS = """
   anystep.cache_job.job
   anystep.cache_job.main
   anystep.cache_job anystep.cache_job.__main__
-  anystep.train.configuration anystep.train.partitioning
+  anystep.train.configuration anystep.train.leaves anystep.train.partitioning
   anystep.train.network anystep.train.datasets anystep.train.optimizers
   anystep.train.models
   anystep.train.checkpoints
+  anystep.train.conversion
   anystep.train.runs
-  anystep.train.main
+  anystep.train.convert anystep.train.main
   anystep.train anystep.train.__main__ anystep.train.demo
 """
 FLOOR_OF = {room: number for number, line in enumerate(FLOORS.split("\n")) for room in line.split()}

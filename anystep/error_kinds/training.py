@@ -19,6 +19,7 @@ TRAINING = {
     "step_log_invalid": "The log of steps is damaged.",
   },
   ExitCode.NO_INPUT: {
+    "checkpoint_missing": "There is no checkpoint of a known format at the path, or none of the step.",
     "run_incomplete": "A run of the demo has no step log or no checkpoint.",
   },
   ExitCode.NUMERICS: {
@@ -36,14 +37,17 @@ TRAINING = {
     "preempted": "SIGTERM ended the run after a committed checkpoint: run the same command again.",
   },
   ExitCode.MISMATCH: {
+    "checkpoint_converted": "A run starts from a checkpoint of `anystep-convert`, and resumes only its own.",
     "checkpoint_run": "The checkpoint is another run's: move it, or `--accept_change=checkpoint_50/run`.",
-    "checkpoint_tree": "The parameters have other shapes than in the checkpoint, which nothing accepts.",
+    "checkpoint_tree": "A leaf has another shape than in the checkpoint, or only one side has it.",
     "resume_contract": "Values are not those of the checkpoint: set them back, or accept each by name.",
   },
   ExitCode.CONFIG: {
+    "assignment": "A rule for the leaves of a checkpoint matches nothing, or names a leaf that is not there.",
     "attention_implementation": "cuDNN would give the learned position biases no gradient.",
     "cache_dir": "Training from caches needs `CACHE_DIR`, the root that `anystep-cache` wrote to.",
     "cache_too_large": "`--cache_if_missing` would write more than its limit.",
+    "checkpoint_unsupported": "A model has parts or settings that the other format's models do not have.",
     "factor_rule": "Adafactor has no rule for the axes of a parameter of more than two.",
     "gin_binding": "A value of `--gin.NAME=` cannot be read.",
     "gin_file": "A gin file is not there, or cannot be read.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import uuid
 from collections.abc import Mapping
@@ -16,9 +15,11 @@ from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.files.names import checkpoint_name, checkpoint_step
 from anystep.train.checkpoints.integrity import (
   COMMITTED,
+  CONVERTED,
   INTEGRITY,
   UNFINISHED,
   check_files,
+  flush_to_disk,
   read_integrity,
   write_integrity,
 )
@@ -53,13 +54,15 @@ class Checkpoint:
   """Contents of a checkpoint, without its arrays.
 
   Attributes:
-    step: steps done.
+    step: steps done, by the model's count.
+    first_step: step that the run began at: `step - first_step` steps of its data are done.
     data: the data's state.
     run: the run that wrote it, see `run_identity`; None in those of version 1.
     trained_with: the values that decided its parameters, see `built_values`; None in those of version 1.
   """
 
   step: int
+  first_step: int
   data: DataState
   run: str | None
   trained_with: Mapping[str, Value] | None
@@ -82,8 +85,14 @@ def save_checkpoint(
   data: DataState,
   run: str,
   trained_with: Mapping[str, Value],
+  first_step: int = 0,
 ) -> epath.Path:
   """Write `checkpoint_{step}`. It counts once its marker, which is written last, exists.
+
+  Args:
+    model_dir: the run's directory.
+    state: the training state.
+    data, run, trained_with, first_step: see `Checkpoint`.
 
   Raises:
     AnystepError: 73 `checkpoint_foreign` if that directory is another program's; 74 `checkpoint_write`.
@@ -100,8 +109,8 @@ def save_checkpoint(
   document = {"version": _TRAINED_WITH_VERSION, "values": dict(trained_with)}
   (directory / _TRAINED_WITH).write_text(canonical_json(document, indent=1) + "\n")
   save_arrays(directory / _STATE, state)
-  marker = write_integrity(directory, step=step, run=run)
-  _flush_to_disk(directory)
+  marker = write_integrity(directory, step=step, run=run, first_step=first_step)
+  flush_to_disk(directory)
   # The files, and the directory's own name, are on the disk before the marker.
   storage.put(directory / COMMITTED, marker.encode())
   (directory / UNFINISHED).unlink()
@@ -225,28 +234,27 @@ def _remove(directory: epath.Path) -> None:
   directory.rmdir()
 
 
-def _flush_to_disk(directory: epath.Path) -> None:
-  """Make a local file system write files and directory entries to the disk."""
-  if not os.path.isdir(directory):
-    return
-  for folder, _, names in os.walk(directory):
-    for path in [*(os.path.join(folder, name) for name in names), folder]:
-      storage.sync(path)
-  storage.sync(directory.parent)
-
-
 def _read(directory: epath.Path, step: int) -> Checkpoint:
   """Read a checkpoint, and compare each file with the writer's record.
 
   Raises:
-    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; as `read_state`,
-      `open_file`.
+    AnystepError: 65 `checkpoint_integrity`, `checkpoint_step`, `checkpoint_file`; 76 `checkpoint_converted`;
+      as `read_state`, `open_file`.
   """
   integrity = read_integrity(directory)
   if integrity.step is not None:
     _check_step(directory, step, integrity.step)
   check_files(directory, integrity)
   noted = integrity.files.keys()
+  if CONVERTED in noted:
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "checkpoint_converted",
+      path=directory,
+      expected="a checkpoint that a run wrote, with the state of its data",
+      got="one that anystep-convert wrote",
+      fix="train in another MODEL_DIR, from this checkpoint as checkpoints.RestoreConfig.path",
+    )
   data_files = noted & set(DATA_FILES)
   if len(data_files) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
     raise AnystepError(
@@ -261,7 +269,9 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
     values = _read_values(directory / _TRAINED_WITH)
   # Only the file in the integrity record is read.
   data = read_state(directory / data_files.pop())
-  return Checkpoint(step=step, data=data, run=integrity.run, trained_with=values)
+  return Checkpoint(
+    step=step, first_step=integrity.first_step, data=data, run=integrity.run, trained_with=values
+  )
 
 
 def _read_values(path: epath.Path) -> Mapping[str, Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ COMMITTED = COMMIT_SUCCESS
 INTEGRITY = "integrity.json"
 # A checkpoint has this file while it is written or removed.
 UNFINISHED = "unfinished"
+# One of arrays alone, which `anystep-convert` wrote, has this file.
+CONVERTED = "converted.json"
 _VERSION = 2
 # The hash of each version. Files of OCDBT end in their own CRC-32C, so the CRC-32C of any whole file is one
 # constant and tells nothing.
@@ -40,18 +43,21 @@ class Integrity:
     files: size and hash of each file, by its path in the checkpoint; see `fingerprint`.
     step: step of the checkpoint; None in version 1, which did not record it.
     run: name of the run that wrote it, see `run_identity`; None in version 1.
+    first_step: step that the run began at, with the first step of its data; 0 but for runs that began with
+      another checkpoint.
   """
 
   algorithm: str
   files: Mapping[str, Mapping[str, Any]]
   step: int | None
   run: str | None
+  first_step: int = 0
 
 
-def write_integrity(directory: epath.Path, *, step: int, run: str) -> str:
+def write_integrity(directory: epath.Path, *, step: int, run: str, first_step: int = 0) -> str:
   """Record all files of a checkpoint; return the text of the marker, a hash of the record."""
   files = {name: fingerprint(directory / name) for name in file_names(directory) if name != UNFINISHED}
-  document = {"version": _VERSION, "step": step, "run": run, "files": files}
+  document = {"version": _VERSION, "step": step, "first_step": first_step, "run": run, "files": files}
   text = canonical_json(document, indent=1) + "\n"
   storage.put(directory / INTEGRITY, text.encode())
   return _sha256(text)
@@ -84,10 +90,10 @@ def _parse(document: dict[str, Any]) -> Integrity:
     raise ValueError(f"expected of each file its bytes and {algorithm}")
   if document["version"] == 1:
     return Integrity(algorithm=algorithm, files=files, step=None, run=None)
-  step, run = document["step"], document["run"]
-  if not is_count(step) or not isinstance(run, str):
-    raise ValueError(f"unexpected step {step!r} or run {run!r}")
-  return Integrity(algorithm=algorithm, files=files, step=step, run=run)
+  step, run, first_step = document["step"], document["run"], document.get("first_step", 0)
+  if not is_count(step) or not is_count(first_step, most=step) or not isinstance(run, str):
+    raise ValueError(f"unexpected step {step!r}, first step {first_step!r} or run {run!r}")
+  return Integrity(algorithm=algorithm, files=files, step=step, run=run, first_step=first_step)
 
 
 def check_files(directory: epath.Path, integrity: Integrity) -> None:
@@ -131,6 +137,16 @@ def file_names(directory: epath.Path) -> list[str]:
   for path in sorted(directory.iterdir()):
     names += [f"{path.name}/{name}" for name in file_names(path)] if path.is_dir() else [path.name]
   return names
+
+
+def flush_to_disk(directory: epath.PathLike) -> None:
+  """Make a local file system write files and directory entries to the disk."""
+  if not os.path.isdir(directory):
+    return
+  for folder, _, names in os.walk(directory):
+    for path in [*(os.path.join(folder, name) for name in names), folder]:
+      storage.sync(path)
+  storage.sync(epath.Path(directory).parent)
 
 
 def _sha256(text: str) -> str:

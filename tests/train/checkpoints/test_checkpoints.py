@@ -58,7 +58,9 @@ def abstract():
 def assert_restored(model_dir, step):
   """The newest checkpoint is that of a step, with all that belongs to it."""
   found = checkpoints.find_checkpoint(model_dir)
-  assert found == checkpoints.Checkpoint(step=step, data=data_of(step), run=RUN, trained_with=VALUES)
+  assert found == checkpoints.Checkpoint(
+    step=step, first_step=0, data=data_of(step), run=RUN, trained_with=VALUES
+  )
   restored = checkpoints.restore_state(model_dir, step, abstract())
   jax.tree.map(np.testing.assert_array_equal, restored, state_of(step))
 
@@ -301,7 +303,7 @@ def version_1(directory):
 def test_a_checkpoint_of_version_1_is_read_and_checked(model_dir, capsys):
   version_1(model_dir)
   found = checkpoints.find_checkpoint(model_dir)
-  assert found == checkpoints.Checkpoint(step=6, data=data_of(6), run=None, trained_with=None)
+  assert found == checkpoints.Checkpoint(step=6, first_step=0, data=data_of(6), run=None, trained_with=None)
   flip(model_dir / "checkpoint_6" / "state" / "_METADATA")
   assert checkpoints.find_checkpoint(model_dir).step == 3
   assert "kind=checkpoint_file" in capsys.readouterr().err

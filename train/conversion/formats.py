@@ -1,0 +1,181 @@
+"""Formats of checkpoints: how each is recognised, read and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from anystep.errors import AnystepError, ExitCode
+from anystep.files.names import checkpoint_step
+from anystep.files.storage import is_remote
+from anystep.train.conversion import anystep_format, hugging_face, mesh_tensorflow, t5x_format
+from anystep.train.leaves.leaf import PARAMETERS, STEP, Leaf, Leaves, Writer, cast
+
+ANYSTEP, T5X, HUGGING_FACE = "anystep", "t5x", "huggingface"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+  """A checkpoint of any format.
+
+  Attributes:
+    path: its directory, or the beginning of its files' names.
+    format: the format's name.
+    leaves: leaves by T5X's names.
+  """
+
+  path: str
+  format: str
+  leaves: Leaves
+
+  @property
+  def step(self) -> int:
+    """Steps that it was trained for; 0 where the format does not say."""
+    return step_in(self.leaves)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Format:
+  is_one: Callable[[str], bool]
+  read: Callable[[str], dict[str, Leaf]]
+  label: str
+
+
+# In this order: our checkpoints are Orbax's trees too.
+_FORMATS = {
+  ANYSTEP: _Format(is_one=anystep_format.is_one, read=anystep_format.read, label="ours"),
+  T5X: _Format(is_one=t5x_format.is_tree, read=t5x_format.read_tree, label="T5X's, by Orbax"),
+  "t5x_version_3": _Format(
+    is_one=t5x_format.is_version_3, read=t5x_format.read_version_3, label="T5X's version 3"
+  ),
+  HUGGING_FACE: _Format(
+    is_one=hugging_face.is_one, read=hugging_face.read, label="Hugging Face's safetensors"
+  ),
+  "mesh_tensorflow": _Format(
+    is_one=mesh_tensorflow.is_one, read=mesh_tensorflow.read, label="Mesh TensorFlow's T5"
+  ),
+}
+WRITTEN = (ANYSTEP, T5X, HUGGING_FACE)
+"""Formats that conversions write."""
+
+
+def find_checkpoints(path: str) -> list[str]:
+  """Return the checkpoint at a path, or those in a directory, by step, ascending.
+
+  Raises:
+    AnystepError: 66 `checkpoint_missing`; 78 `store_unsupported`.
+  """
+  if is_remote(path):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "store_unsupported",
+      expected="checkpoints in a file system",
+      got=path,
+      fix="mount the store, or copy the checkpoint to a disk",
+    )
+  path = os.path.normpath(path)
+  if _recognise(path) is not None:
+    return [path]
+  steps: dict[int, str] = {}
+  for name in os.listdir(path) if os.path.isdir(path) else ():
+    step, inner = checkpoint_step(name), os.path.join(path, name)
+    prefix = inner.removesuffix(mesh_tensorflow.INDEX)
+    number = prefix.rpartition("-")[2]
+    if step is not None and _recognise(inner) is not None:
+      steps[step] = inner
+    elif prefix != inner and number.isdecimal():
+      steps[int(number)] = prefix
+  if not steps:
+    raise AnystepError(
+      ExitCode.NO_INPUT,
+      "checkpoint_missing",
+      path=path,
+      expected=f"a checkpoint, or a directory of some: {', '.join(one.label for one in _FORMATS.values())}",
+      got=", ".join(sorted(os.listdir(path))[:5]) if os.path.isdir(path) else "no directory",
+      fix="name the directory that holds it; docs/checkpoints.md says which files tell the formats",
+    )
+  return [steps[step] for step in sorted(steps)]
+
+
+def find_step(paths: list[str], step: int) -> str:
+  """Return the checkpoint of a step.
+
+  Raises:
+    AnystepError: 66 `checkpoint_missing`.
+  """
+  by_step = {step_of(path): path for path in paths}
+  if step in by_step:
+    return by_step[step]
+  raise AnystepError(
+    ExitCode.NO_INPUT,
+    "checkpoint_missing",
+    path=os.path.dirname(paths[0]),
+    expected=f"a checkpoint of step {step}",
+    got=f"those of {', '.join(str(one) for one in sorted(by_step) if one is not None) or 'no step'}",
+    fix="choose one of these steps",
+  )
+
+
+def step_in(leaves: Leaves) -> int:
+  """Return the step that leaves are of; 0 where none says it."""
+  return int(leaves[STEP].read_whole()) if STEP in leaves else 0
+
+
+def step_of(path: str) -> int | None:
+  """Return the step that a checkpoint's name says; None where it says none."""
+  name = os.path.basename(path)
+  if mesh_tensorflow.is_one(path):
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None
+  return checkpoint_step(name)
+
+
+def open_checkpoint(path: str) -> SavedCheckpoint:
+  """Return the checkpoint at a path; its arrays are read later.
+
+  Raises:
+    AnystepError: 66 `checkpoint_missing`; of its format 65 `checkpoint_corrupt`, `checkpoint_integrity`,
+      `checkpoint_file`; 76 `checkpoint_tree`; 78 `checkpoint_unsupported`.
+  """
+  name = _recognise(path)
+  if name is None:
+    (path,) = find_checkpoints(path)[-1:]
+    name = _recognise(path)
+  assert name is not None, "find_checkpoints recognised it"
+  return SavedCheckpoint(path=path, format=name, leaves=_FORMATS[name].read(path))
+
+
+def _recognise(path: str) -> str | None:
+  return next((name for name, one in _FORMATS.items() if one.is_one(path)), None)
+
+
+def plan_writing(format_name: str, leaves: Leaves, *, source: str) -> Writer:
+  """Return what writes leaves into a new directory.
+
+  Args:
+    format_name: one of `WRITTEN`.
+    leaves: leaves by T5X's names.
+    source: where they come from, for people.
+
+  Raises:
+    AnystepError: 76 `checkpoint_tree`, 78 `checkpoint_unsupported` for leaves without a place in the format.
+  """
+  if format_name == ANYSTEP:
+    return anystep_format.plan_writing(leaves, source=source)
+  return {T5X: t5x_format, HUGGING_FACE: hugging_face}[format_name].plan_writing(leaves)
+
+
+def cast_parameters(leaves: Leaves, dtype: np.dtype) -> dict[str, Leaf]:
+  """Return leaves with the parameters of floating point rounded to a dtype; moments stay as they are."""
+  return {
+    name: cast(leaf, dtype) if name.startswith(PARAMETERS) and is_floating(leaf.dtype) else leaf
+    for name, leaf in leaves.items()
+  }
+
+
+def is_floating(dtype: np.dtype) -> bool:
+  """Return whether a dtype is one of floating point; numpy does not count bfloat16 among them."""
+  return np.issubdtype(dtype, np.floating) or "float" in dtype.name
