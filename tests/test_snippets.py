@@ -34,6 +34,7 @@ from anystep.cache_job import main as cache_main
 from anystep.tasks.data_program import main as data_main
 from anystep.tasks.vocab_program import main as vocabulary_main
 from anystep.tasks.vocabularies import files
+from anystep.train import convert
 from anystep.train import main as train_main
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,7 @@ LANGUAGES = {"python", "sh", "gin", "json", "pycon", "text"}
 FENCE = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {
   "anystep-cache": cache_main.main,
+  "anystep-convert": lambda arguments: convert.main(arguments[1:]),
   "anystep-data": lambda arguments: data_main.main(arguments[1:]),
   "anystep-train": train_main.main,
   "anystep-vocab": lambda arguments: vocabulary_main.main(arguments[1:]),
@@ -130,7 +132,8 @@ def flags_of(program):
       *("cache_if_missing", "cache_if_missing_limit_bytes", "accept_change"),
     )
     return {f"--{name}" for name in names}
-  parsers = [{"anystep-data": data_main, "anystep-vocab": vocabulary_main}[program].make_parser()]
+  programs = {"anystep-convert": convert, "anystep-data": data_main, "anystep-vocab": vocabulary_main}
+  parsers = [programs[program].make_parser()]
   names = set()
   for parser in parsers:
     for action in parser._actions:
@@ -233,6 +236,7 @@ def take_pictures():
 # What a document's reader has done before.
 BEFORE = {
   "caching.md": cache_by_seqio,
+  "checkpoints.md": train_a_run,
   "data.md": train_a_run,
   "features.md": cache_a_task,
   "images.md": take_pictures,

@@ -62,7 +62,7 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   from rich.console import Console
 
   from anystep.train.configuration.configuration import configuration_text
-  from anystep.train.runs.placement import describe_placement
+  from anystep.train.models.placement import describe_placement
 
   # The data cannot be checked before its caches exist.
   if _print_missing_data(trainer, values):
@@ -71,7 +71,7 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
     prepared = trainer.prepare(accept_changes=values.accept_change)
     _report_cuts(prepared)
     Console().print(describe_placement(prepared.place()))
-    start = "step 0" if prepared.restore_step is None else f"checkpoint_{prepared.restore_step}"
+    start = prepared.describe_start()
   print(configuration_text())
   print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")
 

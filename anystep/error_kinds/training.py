@@ -71,6 +71,7 @@ TRAINING = {
     "source_refused": "The task or its source cannot be used straight from the source.",
     "total_steps": "The checkpoint is later than the last step.",
     "use_cached": "The option needs `USE_CACHED_TASKS = True`, or `False`.",
+    "restore_mode": "A run starts from one checkpoint, and the path holds several.",
     "vocab_size": "The network's `vocab_size` is smaller than the task's vocabulary.",
     "vocabulary": "`VOCABULARY` is not the task's.",
   },

@@ -20,8 +20,9 @@ UNIT_TABLE = "units.json"
 # Below a task's directory, copies of the files that its vocabularies are made of.
 VOCABULARIES = "vocabularies"
 
-# Files that a trainer leaves for `anystep-data`: the plan, or a mark that there is none; the caches' paths;
-# the model's feature converter; and the marker of a complete checkpoint.
+# Files that a trainer leaves for `anystep-data`: the run's first step; the plan, or a mark that there is
+# none; the caches' paths; the model's feature converter; and the marker of a complete checkpoint.
+RUN = "run.json"
 DATA_PLAN, DATA_UNCACHED, DATA_CACHES = "data_plan.json", "data_uncached.json", "data_caches.json"
 DATA_CONVERTER = "data_converter.json"
 COMMIT_SUCCESS = "commit_success.txt"

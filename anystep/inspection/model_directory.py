@@ -12,7 +12,7 @@ from anystep.features.converter_names import converter_from_json
 from anystep.features.converters import FeatureConverter
 from anystep.files import names
 from anystep.files.json_files import MALFORMED, read_json
-from anystep.limits import is_name
+from anystep.limits import is_count, is_name
 from anystep.plans.plan import Plan
 
 
@@ -22,12 +22,14 @@ class RecordedData(NamedTuple):
   Attributes:
     plan: the plan that it trains by.
     roots: where its caches are; empty where that is not recorded.
-    trained_steps: step of its newest checkpoint; 0 without one.
+    trained_steps: steps of the plan that are done at its newest checkpoint; 0 without one.
+    first_step: the model's step at the plan's step 0; 0 but for runs that began with a checkpoint.
   """
 
   plan: Plan
   roots: Sequence[str]
   trained_steps: int
+  first_step: int
 
 
 class RecordedConverter(NamedTuple):
@@ -41,7 +43,7 @@ def read_model_dir(path: epath.PathLike) -> RecordedData:
   """Read a run's plan, or else its newest checkpoint's, the roots of its caches and that checkpoint's step.
 
   Raises:
-    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`.
+    AnystepError: 66 `plan_missing`; 65 `plan_invalid`, `caches_invalid`, `run_invalid`.
   """
   directory = epath.Path(path)
   entries = list(directory.iterdir()) if directory.is_dir() else []
@@ -62,7 +64,8 @@ def read_model_dir(path: epath.PathLike) -> RecordedData:
   plan = read_plan(plan_path)
   caches = directory / names.DATA_CACHES
   roots = _read_roots(caches) if caches.exists() else []
-  return RecordedData(plan, roots, max(steps, default=0))
+  first_step = _read_first_step(directory / names.RUN)
+  return RecordedData(plan, roots, max([0, *(step - first_step for step in steps)]), first_step)
 
 
 def read_plan_or_model_dir(path: epath.PathLike) -> Plan:
@@ -103,6 +106,21 @@ def read_converter(model_dir: epath.PathLike) -> RecordedConverter:
   if converter is None:
     return RecordedConverter(None, f"the run's converter, {document['class']}, is not one of anystep's")
   return RecordedConverter(converter)
+
+
+def _read_first_step(path: epath.Path) -> int:
+  if not path.exists():
+    return 0
+  try:
+    # Earlier versions wrote none.
+    first_step = read_json(path).get("first_step", 0)
+    if not is_count(first_step):
+      raise ValueError(f"unexpected first step {first_step!r}")
+  except (*MALFORMED, IsADirectoryError) as error:
+    expected = '{"version": 1, "run": "...", "first_step": 0}'
+    fix = "restore the file from a copy; the run's checkpoints have the first step in integrity.json"
+    raise make_file_error("run_invalid", error, path=path, expected=expected, fix=fix) from error
+  return first_step
 
 
 def _read_roots(path: epath.Path) -> list[str]:

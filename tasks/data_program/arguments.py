@@ -148,9 +148,12 @@ def add_model_flag(parser: Any, text: str) -> None:
 
 
 def add_steps_flag(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-  """The flag for a range of steps."""
+  """The flags for a range of steps, by the data's count or the model's; `NamedData.find_steps` reads them."""
+  group = parser.add_mutually_exclusive_group(required=required)
   text = "from A up to, not with, B" + ("" if required else "; default to the data's end, or all trained")
-  parser.add_argument("--steps", type=_parse_step_range, required=required, metavar="A:B", help=text)
+  group.add_argument("--steps", type=_parse_step_range, metavar="A:B", help=text)
+  text = "the same by the model's count, for a --model_dir whose run began with a checkpoint's step"
+  group.add_argument("--model_steps", type=_parse_step_range, metavar="A:B", help=text)
 
 
 def add_step_flag(parser: argparse.ArgumentParser, text: str) -> None:

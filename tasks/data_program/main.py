@@ -166,7 +166,7 @@ def _run_stats(arguments: argparse.Namespace) -> None:
   data = find_data(arguments, needs_plan=False)
   plan_lengths = data.plan.feature_lengths if data.plan else {}
   lengths = plan_lengths if arguments.feature_lengths is None else arguments.feature_lengths
-  steps = arguments.steps or data.known_steps
+  steps = data.find_steps(arguments) or data.known_steps
   if arguments.steps and data.plan is None:
     raise usage_error("--steps without a plan", "add --batch_size, --plan or --model_dir")
   if data.plan is not None and steps is not None:

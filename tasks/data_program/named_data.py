@@ -41,7 +41,9 @@ class NamedData:
   Attributes:
     plan: the plan; None where it names caches and no batch size.
     roots: where caches are looked for.
-    trained_steps: step of a model directory's newest checkpoint; None without a model directory.
+    trained_steps: steps of the plan done at a model directory's newest checkpoint; None without a model
+      directory.
+    first_step: the model's step at the plan's step 0.
     caches: of the plan's tasks, or of the tasks that are meant; none before they are opened.
     tasks: names of the tasks that are meant, which may be fewer than the plan's.
     transforms: what examples of each cache go through after it, where it was found to start the plan.
@@ -50,6 +52,7 @@ class NamedData:
   plan: Plan | None
   roots: Sequence[str]
   trained_steps: int | None
+  first_step: int = 0
   caches: Sequence[Cache] = ()
   tasks: Sequence[str] = ()
   transforms: Sequence[Transform] | None = None
@@ -70,6 +73,30 @@ class NamedData:
     """All steps: to the data's end, else those trained; None if neither is known."""
     ends = [self.plan.num_steps if self.plan else None, self.trained_steps]
     return next((range(end) for end in ends if end), None)
+
+  def find_steps(self, arguments: argparse.Namespace) -> range | None:
+    """Return the steps of the plan that the flags of `add_steps_flag` name; None if they name none.
+
+    Raises:
+      AnystepError: 64 `arguments` for steps of a model where no run is named, or before its first.
+    """
+    steps = arguments.model_steps
+    if steps is None:
+      return arguments.steps
+    if self.trained_steps is None:
+      raise usage_error("--model_steps without --model_dir", "add the directory of the run, or give --steps")
+    if steps.start < self.first_step:
+      got = f"--model_steps={steps.start}:{steps.stop} of a run that began at step {self.first_step}"
+      raise usage_error(got, f"begin at {self.first_step} or later, which is --steps=0:…")
+    return range(steps.start - self.first_step, steps.stop - self.first_step)
+
+  def describe_step(self, step: int) -> str:
+    """Return a step of the plan for people, with the model's where that is another."""
+    return f"step {step}" + (f" (model step {step + self.first_step})" if self.first_step else "")
+
+  def name_step(self, step: int) -> dict[str, int]:
+    """Return the fields of a row that say its step: the plan's, and the model's where that is another."""
+    return {"step": step, **({"model_step": step + self.first_step} if self.first_step else {})}
 
   @property
   def meant_caches(self) -> list[Cache]:
@@ -106,6 +133,7 @@ def find_named_plan(arguments: argparse.Namespace) -> NamedData | None:
       # Roots on the command line may lack the caches of the run's other tasks.
       roots=join_values([roots, [*recorded.roots]]),
       trained_steps=recorded.trained_steps,
+      first_step=recorded.first_step,
     )
   return None
 

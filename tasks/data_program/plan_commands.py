@@ -170,6 +170,8 @@ def _add_writing_commands(plans: Any) -> None:
 def _run_show(arguments: argparse.Namespace) -> None:
   data = find_plan(arguments)
   segments, whole = history(data.known_plan), totals(data.known_plan, data.trained_steps)
+  if data.first_step:
+    whole |= {"first_model_step": data.first_step}
   if arguments.format == "jsonl":
     print_objects([*({"kind": "segment", **segment} for segment in segments), {"kind": "plan", **whole}])
   else:
@@ -191,7 +193,7 @@ def _run_diff(arguments: argparse.Namespace) -> int:
 def _run_start(arguments: argparse.Namespace) -> None:
   check_output(arguments.output, arguments.overwrite)
   data = find_plan(arguments)
-  _write_plan(data.known_plan, arguments)
+  _write_plan(data.known_plan, arguments, data)
   if data.known_plan.feature_lengths:
     _print_cuts(data, arguments)
 
@@ -244,16 +246,17 @@ def _run_change(arguments: argparse.Namespace) -> None:
     trained_steps=data.trained_steps or 0,
     reason=arguments.reason,
   )
-  _write_plan(changed, arguments)
+  _write_plan(changed, arguments, data)
 
 
 def _run_skip(arguments: argparse.Namespace) -> None:
   data = _find_named_plan(arguments)
-  steps, trained_steps = arguments.steps, data.trained_steps or 0
+  steps, trained_steps = data.find_steps(arguments), data.trained_steps or 0
+  assert steps is not None, "one of the flags is required"
   skipped = data.known_plan.skip(
     steps.start, steps.stop, trained_steps=trained_steps, reason=arguments.reason
   )
-  _write_plan(skipped, arguments)
+  _write_plan(skipped, arguments, data)
 
 
 def _run_tombstone(arguments: argparse.Namespace) -> None:
@@ -264,9 +267,8 @@ def _run_tombstone(arguments: argparse.Namespace) -> None:
   write_output(arguments.output, plan.to_json(), arguments.overwrite)
   new = plan.tombstones[len(before.tombstones) :]
   count = sum(len(indices) for entry in new for indices in entry.indices.values())
-  print(
-    f"{arguments.output}: from step {arguments.step} on no loss on {count:,} examples, sha256 {plan.sha256}"
-  )
+  step = data.describe_step(arguments.step)
+  print(f"{arguments.output}: from {step} on no loss on {count:,} examples, sha256 {plan.sha256}")
 
 
 def _find_named_plan(arguments: argparse.Namespace) -> NamedData:
@@ -312,7 +314,8 @@ def _run_batch(arguments: argparse.Namespace) -> None:
     print_batch(rows)
 
 
-def _write_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+def _write_plan(plan: Plan, arguments: argparse.Namespace, data: NamedData) -> None:
   write_output(arguments.output, plan.to_json(), arguments.overwrite)
   last = plan.segments[-1]
-  print(f"{arguments.output}: from step {last.start_step} on {last.reason!r}, sha256 {plan.sha256}")
+  start = data.describe_step(last.start_step)
+  print(f"{arguments.output}: from {start} on {last.reason!r}, sha256 {plan.sha256}")

@@ -44,6 +44,7 @@ def add_row_commands(commands: Any) -> list[argparse.ArgumentParser]:
     *ANY_DATA,
     examples=(
       "--model_dir=MODEL_DIR --steps=1500:1510",
+      "--model_dir=MODEL_DIR --model_steps=1001500:1001510",
       "--plan=plan.json --cache_dir=cache --steps=0:1 --row=5",
       "--cache_dir=cache --task=my_task --batch_size=128 --steps=1000000:1000001 --format=jsonl",
     ),
@@ -79,21 +80,27 @@ def iterate_steps(data: NamedData, arguments: argparse.Namespace) -> Iterator[li
   if arguments.row is not None:
     check_within("row", arguments.row, max(segment.batch_size for segment in plan.segments))
     rows = np.array([arguments.row])
-  for step in arguments.steps:
+  for step in data.find_steps(arguments) or ():
     if rows is None or arguments.row < plan.segment_at(step).batch_size:
       rows_of_step = what_was_at(plan, data.by_task, step, rows)
-      yield [row for row in rows_of_step if row["task"] in data.tasks]
+      yield [row | data.name_step(step) for row in rows_of_step if row["task"] in data.tasks]
 
 
 def format_example(row: Mapping[str, Any], example: Mapping[str, Any]) -> str:
   """Format one example of a row on a line."""
   where = (
-    f"step {row['step']} row {row['row']}: {row['task']} {row['split']} epoch {row['epoch']}"
+    f"{format_place(row)}: {row['task']} {row['split']} epoch {row['epoch']}"
     f" unit {row['unit']} = shard {row['shard']} place {row['place']}"
   )
   origin = f"{escape_unprintable(example['source_name'])} place {example['source_place']}"
   silent = ", a tombstone: no loss" if "tombstone" in example else ""
   return f"{where}, example {example['index']} from {origin}{silent}"
+
+
+def format_place(row: Mapping[str, Any]) -> str:
+  """Format a row's step and number, with the model's step where that is another."""
+  model_step = f" (model step {row['model_step']})" if "model_step" in row else ""
+  return f"step {row['step']}{model_step} row {row['row']}"
 
 
 def _run_what_was_at(arguments: argparse.Namespace) -> None:
@@ -112,7 +119,7 @@ def _run_when_was(arguments: argparse.Namespace) -> None:
     arguments.task = [[tombstones.task]]
   data = find_data(arguments)
   task = data.require_one_task()
-  steps = arguments.steps or data.known_steps
+  steps = data.find_steps(arguments) or data.known_steps
   if steps is None:
     raise usage_error("a plan without an end, and no --steps to look in", "add --steps=A:B, such as 0:10000")
   plan, cache = data.known_plan, data.by_task[task]
@@ -122,7 +129,8 @@ def _run_when_was(arguments: argparse.Namespace) -> None:
     plan.tasks[task].check_manifest(tombstones.task, tombstones.manifest_sha256)
     tombstones.check_indices(cache)
     indices = tombstones.indices
-  rows = _merge_rows(when_was(plan, data.by_task, task, index, steps) for index in indices)
+  merged = _merge_rows(when_was(plan, data.by_task, task, index, steps) for index in indices)
+  rows = (row | data.name_step(row["step"]) for row in merged)
   if arguments.format == "jsonl":
     print_objects(rows)
     return

@@ -28,6 +28,7 @@ from anystep.tasks.data_program.row_commands import (
   Row,
   add_row_flag,
   format_example,
+  format_place,
   iterate_steps,
 )
 from anystep.tasks.data_program.tables import print_note, print_objects
@@ -185,7 +186,7 @@ def _format_row(row: Mapping[str, Any], *, shortens_runs: bool) -> Iterator[str]
   yield from _format_features(row.get("features", {}), shortens_runs=shortens_runs)
   if "used" in row:
     counts = [f"{name} {used:,} of {total:,}" for name, (used, total) in row["used"].items()]
-    yield f"step {row['step']} row {row['row']}: places used by examples: {', '.join(counts)}"
+    yield f"{format_place(row)}: places used by examples: {', '.join(counts)}"
 
 
 def _format_features(features: Mapping[str, Mapping[str, Any]], *, shortens_runs: bool) -> Iterator[str]:

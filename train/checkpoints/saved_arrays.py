@@ -25,6 +25,8 @@ from anystep.train.models.train_state import TrainState
 _SPARE_DESCRIPTORS = 128
 # What is missing, or another kind of file, is a damaged checkpoint.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+# So that another program can read parts of a large leaf.
+_IN_CHUNKS = ocp.SaveArgs(chunk_byte_size=64 << 20)
 _OS_ERROR = re.compile(r"OS error (\d+)")
 
 
@@ -34,9 +36,10 @@ def save_arrays(path: epath.Path, state: TrainState) -> None:
   Raises:
     AnystepError: 74 `checkpoint_write` with what TensorStore says.
   """
+  tree = as_tree(state)
   try:
     with _silence(), ocp.StandardCheckpointer() as checkpointer:
-      checkpointer.save(path, _as_tree(state))
+      checkpointer.save(path, tree, save_args=jax.tree.map(lambda _: _IN_CHUNKS, tree))
   except OSError:
     raise
   except Exception as error:
@@ -63,11 +66,11 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       metadata = checkpointer.metadata(path).item_metadata
       if metadata is None:
         raise ValueError("Orbax cannot read its metadata")
-      saved, expected = metadata.tree, _as_tree(abstract)
+      saved, expected = metadata.tree, as_tree(abstract)
       names = earlier_names(saved.get("opt_state", ()), expected["opt_state"])
       if not names:
         _check_tree(path, saved, expected)
-        return TrainState(**_from_tree(checkpointer.restore(path, expected), abstract))
+        return from_tree(checkpointer.restore(path, expected), abstract)
       opt_state = saved["opt_state"]
       renamed = {name: opt_state[earlier] for name, earlier in names.items()}
       _check_tree(path, saved | {"opt_state": renamed}, expected)
@@ -80,7 +83,7 @@ def restore_arrays(path: epath.Path, abstract: TrainState) -> TrainState:
       }
       restored = checkpointer.restore(path, expected | {"opt_state": leaves | unused})
       leaves = {name: restored["opt_state"][earlier] for name, earlier in names.items()}
-      return TrainState(**_from_tree(restored | {"opt_state": leaves}, abstract))
+      return from_tree(restored | {"opt_state": leaves}, abstract)
   except (AnystepError, MemoryError, jax.errors.JaxRuntimeError):
     # Another model, or a device without memory, is no damage.
     raise
@@ -148,7 +151,8 @@ def _silence() -> Iterator[None]:
     logging.set_verbosity(verbosity)
 
 
-def _as_tree(state: TrainState) -> dict[str, Any]:
+def as_tree(state: TrainState) -> dict[str, Any]:
+  """Return a state as nested dicts, as it is saved: the optimizer's leaves by their paths."""
   tree = {"step": state.step, "params": state.params, "opt_state": _leaves_by_path(state.opt_state)}
   return tree | ({"mutables": state.mutables} if state.mutables else {})
 
@@ -157,10 +161,12 @@ def _leaves_by_path(tree: Any) -> dict[str, Any]:
   return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in _with_path(tree)}
 
 
-def _from_tree(tree: dict[str, Any], abstract: TrainState) -> dict[str, Any]:
+def from_tree(tree: dict[str, Any], abstract: TrainState) -> TrainState:
+  """Return the state that `as_tree` made a tree of; it is built like the abstract state."""
   names = list(_leaves_by_path(abstract.opt_state))
   structure = jax.tree.structure(abstract.opt_state)
-  return tree | {"opt_state": jax.tree.unflatten(structure, [tree["opt_state"][name] for name in names])}
+  opt_state = jax.tree.unflatten(structure, [tree["opt_state"][name] for name in names])
+  return TrainState(**(tree | {"opt_state": opt_state}))
 
 
 def _with_path(tree: Any) -> list[tuple[Any, Any]]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import seqio
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.tasks.registry.modules import import_modules
 from anystep.tasks.registry.named_tasks import NamedTasks, find_named_tasks, find_registered, find_task
+from anystep.train.configuration.resume_contract import list_differences
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.configured_caches import check_cache_options
+from anystep.transforms.identity import describe
 
 _NAME_FIX = "correct MIXTURE_OR_TASK_NAME, or name the module that registers it in MIXTURE_OR_TASK_MODULE"
 
@@ -64,3 +67,43 @@ def check_lengths(task: seqio.Task, lengths: Mapping[str, int]) -> None:
       got=dict(lengths),
       fix=f"add {', '.join(missing)} to TASK_FEATURE_LENGTHS",
     )
+
+
+def check_vocabularies(
+  tasks: Mapping[str, seqio.Task], vocabularies: Mapping[str, Any], vocab_size: int | None
+) -> None:
+  """Refuse a model whose vocabulary is not the tasks', or has fewer ids than theirs.
+
+  Args:
+    tasks: the tasks by name.
+    vocabularies, vocab_size: see `anystep.train.models.base.Model`.
+
+  Raises:
+    AnystepError: 78 `vocabulary`, `vocab_size`.
+  """
+  features = [
+    (task, name, task.output_features[name].vocabulary)
+    for task in tasks.values()
+    for name in vocabularies
+    if name in task.output_features
+  ]
+  for task, name, vocabulary in features:
+    if vocabularies[name] is not None and vocabulary != vocabularies[name]:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocabulary",
+        task=task.name,
+        feature=name,
+        expected="the task's vocabulary",
+        got="; ".join(list_differences(describe(vocabulary), describe(vocabularies[name]))),
+        fix="set VOCABULARY to the task's",
+      )
+    if vocab_size is not None and vocabulary.vocab_size > vocab_size:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "vocab_size",
+        task=task.name,
+        expected=f"at least {vocabulary.vocab_size}",
+        got=vocab_size,
+        fix="enlarge the network's vocab_size",
+      )

@@ -107,7 +107,7 @@ def _by_step(starts: list[list[StepRecord]]) -> dict[int, list[StepRecord]]:
   records: dict[int, list[StepRecord]] = {}
   for start in starts:
     for record in start:
-      records.setdefault(record.step, []).append(record)
+      records.setdefault(record.data_step, []).append(record)
   return records
 
 

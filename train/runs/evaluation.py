@@ -90,17 +90,20 @@ def _targets_first(predictions: np.ndarray, are_targets: np.ndarray) -> np.ndarr
   return np.take_along_axis(np.where(are_targets, predictions, 0), order, axis=1)
 
 
-def report_evaluation(results: Mapping[str, float], dataset: RunDataset, model_dir: str, step: int) -> None:
+def report_evaluation(
+  results: Mapping[str, float], dataset: RunDataset, model_dir: str, step: int, *, first_step: int = 0
+) -> None:
   """Print results of `evaluate` as a table, and write them for TensorBoard.
 
   Args:
     results: values by metric.
     dataset: the evaluated task and split.
     model_dir: the run's directory.
-    step: the number of trained steps.
+    step: the number of trained steps, by the model's count.
+    first_step: step that the run began at, with the first step of its data.
   """
   name, split = only_task(dataset).name, dataset.config.split
-  print(f"{name}, {split}, teacher-forced, after {step:,} steps:")
+  print(f"{name}, {split}, teacher-forced, after {step:,} {'model ' if first_step else ''}steps:")
   table = Table()
   table.add_column("metric")
   table.add_column("value", justify="right")

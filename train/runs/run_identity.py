@@ -1,4 +1,4 @@
-"""Identity of a run: a random name in its MODEL_DIR and in each of its checkpoints."""
+"""Identity of a run: a random name in its MODEL_DIR and in each of its checkpoints, and its first step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from etils import epath
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
+from anystep.files.names import RUN
 from anystep.train.checkpoints.checkpoints import Checkpoint
 from anystep.train.configuration.resume_contract import AcceptedChanges, Change, find_run_change
 
-RUN = "run.json"
 _VERSION = 1
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -50,11 +50,11 @@ def read_run(model_dir: epath.PathLike) -> str | None:
   )
 
 
-def write_run(model_dir: epath.PathLike, run: str) -> None:
-  """Give a directory its run's name; it keeps this name."""
+def write_run(model_dir: epath.PathLike, run: str, *, first_step: int = 0) -> None:
+  """Give a directory its run's name, which it keeps, and the step that the run began at."""
   directory = epath.Path(model_dir)
   directory.mkdir(parents=True, exist_ok=True)
-  document = {"version": _VERSION, "run": run}
+  document = {"version": _VERSION, "run": run, "first_step": first_step}
   storage.put(directory / RUN, (canonical_json(document, indent=1) + "\n").encode())
 
 

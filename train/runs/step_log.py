@@ -23,11 +23,15 @@ _INTEGER = re.compile(r"-?\d+\Z")
 
 
 class StepRecord(NamedTuple):
-  """Record of a step: the digest of its batch's arrays, and its loss per target token."""
+  """Record of a step: the digest of its batch's arrays, and its loss per target token.
+
+  `step` is the model's, `data_step` that of the run's data: another where the run began with a checkpoint.
+  """
 
   step: int
   digest: str
   loss: float
+  data_step: int
 
 
 class StepLog:
@@ -36,18 +40,20 @@ class StepLog:
   Args:
     model_dir: the run's directory.
     start_step: first step of this start; part of the file's name.
+    first_step: step that the run began at, with the first step of its data.
     process: number of this process; each process logs its own rows.
   """
 
-  def __init__(self, model_dir: epath.PathLike, *, start_step: int, process: int = 0):
+  def __init__(self, model_dir: epath.PathLike, *, start_step: int, first_step: int = 0, process: int = 0):
     folder = epath.Path(model_dir) / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
+    self._first_step = first_step
     starts = len(list(folder.glob(f"start-*-process-{process:05d}.jsonl")))
     self._file = (folder / f"start-{starts:05d}-from-{start_step:09d}-process-{process:05d}.jsonl").open("w")
 
   def write(self, step: int, batch: Mapping[str, np.ndarray], loss: float) -> None:
     """Record a step, and flush the line to the operating system."""
-    record = StepRecord(step, batch_digest(batch), loss)
+    record = StepRecord(step, batch_digest(batch), loss, step - self._first_step)
     self._file.write(json.dumps(record._asdict()) + "\n")
     self._file.flush()
 
@@ -90,8 +96,11 @@ def _read(path: epath.Path) -> Iterator[StepRecord]:
 
 
 def _parse_record(line: bytes) -> StepRecord:
-  record = StepRecord(**parse_json(line, number=_number))
-  if not (is_count(record.step) and isinstance(record.digest, str) and isinstance(record.loss, float)):
+  document = parse_json(line, number=_number)
+  # Lines of earlier versions have one step.
+  record = StepRecord(**({"data_step": document["step"]} | document))
+  is_step = is_count(record.step) and is_count(record.data_step, most=record.step)
+  if not (is_step and isinstance(record.digest, str) and isinstance(record.loss, float)):
     raise ValueError(f"unexpected step {record.step!r}, digest {record.digest!r} or loss {record.loss!r}")
   return record
 

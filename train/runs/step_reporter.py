@@ -20,12 +20,20 @@ from anystep.train.runs.step_log import StepLog
 
 
 class StepReporter:
-  """Reporter of steps to the step log, TensorBoard and the progress bar, one step late."""
+  """Reporter of steps to the step log, TensorBoard and the progress bar, one step late.
 
-  def __init__(self, model_dir: epath.PathLike, *, start_step: int, total_steps: int):
-    self._log = StepLog(model_dir, start_step=start_step, process=jax.process_index())
+  Args:
+    model_dir: the run's directory.
+    start_step, total_steps: first and last step of this start, by the model's count.
+    first_step: step that the run began at, with the first step of its data.
+  """
+
+  def __init__(self, model_dir: epath.PathLike, *, start_step: int, total_steps: int, first_step: int = 0):
+    self._first_step = first_step
+    self._log = StepLog(model_dir, start_step=start_step, first_step=first_step, process=jax.process_index())
     self._writer = metric_writers.SummaryWriter(str(epath.Path(model_dir) / "train"))
-    self._progress = Progress("train", total=total_steps, unit="steps", start=start_step)
+    unit = "model steps" if first_step else "steps"
+    self._progress = Progress("train", total=total_steps, unit=unit, start=start_step)
     self._pending: tuple[int, Mapping[str, jax.Array], Mapping[str, jax.Array]] | None = None
     self._tokens = 0
     self._begin_seconds = time.monotonic()
@@ -63,7 +71,7 @@ class StepReporter:
       raise AnystepError(
         ExitCode.NUMERICS,
         "loss_not_finite",
-        step=step,
+        **self._name_step(step),
         got=loss,
         fix="lower the learning rate, or look at the step's rows with anystep-data what-was-at",
       )
@@ -80,4 +88,16 @@ class StepReporter:
         **{name: float(sums[name]) for name in sums if name.startswith("learning_rate")},
       },
     )
-    self._progress.update(step + 1, loss=f"{loss:.4f}", target_tokens_per_second=f"{tokens_per_second:,.0f}")
+    data_steps = {"data_steps": f"{step + 1 - self._first_step:,}"} if self._first_step else {}
+    self._progress.update(
+      step + 1,
+      **data_steps,
+      loss=f"{loss:.4f}",
+      target_tokens_per_second=f"{tokens_per_second:,.0f}",
+    )
+
+  def _name_step(self, step: int) -> dict[str, int]:
+    """Return a step for an error: one number, or the model's and the data's."""
+    if not self._first_step:
+      return {"step": step}
+    return {"model_step": step, "data_step": step - self._first_step}

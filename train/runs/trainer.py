@@ -23,31 +23,32 @@ from anystep.train.checkpoints.checkpoints import (
   save_checkpoint,
   set_aside_later_checkpoints,
 )
+from anystep.train.checkpoints.restore_config import RestoreConfig
 from anystep.train.configuration.built_values import Value, built_values
 from anystep.train.configuration.resume_contract import (
   AcceptedChanges,
   Change,
   find_value_changes,
-  list_differences,
   record_accepted,
 )
 from anystep.train.datasets.config import DatasetConfig
-from anystep.train.datasets.run_data import RunData, RunDataset, only_task
+from anystep.train.datasets.configured_tasks import check_vocabularies
+from anystep.train.datasets.run_data import RunData, only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Model
+from anystep.train.models.placement import Placement, place_state
 from anystep.train.models.train_state import make_train_step
 from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
 from anystep.train.partitioning.batches import batch_sharding, global_batch
 from anystep.train.partitioning.mesh import process_share
 from anystep.train.partitioning.partitioner import Partitioner
 from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate, report_evaluation
-from anystep.train.runs.placement import Placement, place_state
+from anystep.train.runs.restoring import Start, open_start, restore_start, with_dtype
 from anystep.train.runs.run_identity import accept_run, new_run, read_run, write_run
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter
 from anystep.train.runs.termination import Termination, preempted
-from anystep.transforms.identity import describe
 
 # Options of JAX that decide bits of parameters.
 _JAX_OPTIONS = (
@@ -67,12 +68,14 @@ class Trainer:
     model_dir: where checkpoints, TensorBoard events and the step log go; training resumes from there.
     train_dataset: data of training.
     eval_dataset: data of the evaluation at the end; None for no evaluation.
-    total_steps: number of steps, including those before a restart.
+    total_steps: number of steps, including those before a restart, and those of the checkpoint that the run
+      starts with.
     checkpoints: period and number of checkpoints.
     partitioner: split of arrays over devices.
     random_seed: seed of the initial parameters and of dropout.
     microbatches: split of a batch whose activations do not fit in memory at once.
     evaluate_average: whether the average that `optimizers.with_average` keeps is evaluated.
+    restore: checkpoint that the run starts with; None to start from initial parameters.
   """
 
   model: Model
@@ -85,6 +88,7 @@ class Trainer:
   random_seed: int = 0
   microbatches: Microbatches = WHOLE_BATCH
   evaluate_average: bool = False
+  restore: RestoreConfig | None = None
 
   def __post_init__(self):
     if not is_count(self.total_steps, least=1):
@@ -114,38 +118,30 @@ class Trainer:
       before_step: only checkpoints before this step are considered.
 
     Raises:
-      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_order` and `find_checkpoint`;
+      AnystepError: 78, 66, 65 or 76 as `find_datasets`, `RunDataset.run_order`, `find_checkpoint` and, where
+        there is no checkpoint yet, `open_start`;
         76 `resume_contract` if the data, or a value that decides parameters, differs from the checkpoint's;
         76 `checkpoint_run` if the newest checkpoint is another run's; 64 `accept_change`.
     """
     dataset, *evaluated = find_datasets(self.datasets, model_dir=self.model_dir)
     for other in evaluated:
       check_metrics(only_task(other), EVALUATION_OUTPUTS)
-    _check_vocabulary(self.model, dataset)
+    check_vocabularies(dataset.tasks, self.model.vocabularies, self.model.vocab_size)
     checkpoint = find_checkpoint(self.model_dir, before_step=before_step)
     accepted = AcceptedChanges.read(self.model_dir, accept_changes)
     run = read_run(self.model_dir)
     run_name = run or new_run()
     newly_accepted = accept_run(checkpoint, run, run_name, accepted)
-    order = dataset.run_order((checkpoint.step, checkpoint.data) if checkpoint else None)
+    # A run that has no checkpoint yet starts with another's, and then resumes its own.
+    start = open_start(self.restore) if checkpoint is None and self.restore is not None else None
+    if checkpoint is not None:
+      start_step, first_step = checkpoint.step, checkpoint.first_step
+      order = dataset.run_order((start_step - first_step, checkpoint.data))
+    else:
+      start_step = first_step = start.step if start else 0
+      order = dataset.run_order()
     newly_accepted += self._accept_values(checkpoint, accepted)
-    if checkpoint is not None and checkpoint.step > self.total_steps:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "total_steps",
-        expected=f"at least {checkpoint.step}, the checkpoint's step",
-        got=self.total_steps,
-        fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
-      )
-    num_steps = order.state.num_steps
-    if num_steps is not None and num_steps < self.total_steps:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "data_ended",
-        expected=f"at most {num_steps} steps in {self.train_dataset.num_epochs} epochs",
-        got=self.total_steps,
-        fix="train for fewer steps or for more epochs",
-      )
+    self._check_steps(start_step, first_step, order.state.num_steps)
     converter = self.model.feature_converter
     data = order.open(converter)
     if data.caveat:
@@ -155,10 +151,32 @@ class Trainer:
       data=data,
       evaluation=next((other.run_order().open(converter) for other in evaluated), None),
       restore_step=checkpoint.step if checkpoint else None,
+      start=start,
+      first_step=first_step,
       run_name=run_name,
       accept_changes=accept_changes,
       newly_accepted=newly_accepted,
     )
+
+  def _check_steps(self, start_step: int, first_step: int, num_data_steps: int | None) -> None:
+    """Refuse a number of steps that is behind the start, or beyond the data's end."""
+    if start_step > self.total_steps:
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "total_steps",
+        expected=f"at least {start_step}, the checkpoint's step",
+        got=self.total_steps,
+        fix="raise TRAIN_STEPS, or train in another MODEL_DIR",
+      )
+    if num_data_steps is not None and first_step + num_data_steps < self.total_steps:
+      after = f" after step {first_step}" if first_step else ""
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "data_ended",
+        expected=f"at most {num_data_steps} steps{after} in {self.train_dataset.num_epochs} epochs",
+        got=self.total_steps,
+        fix="train for fewer steps or for more epochs",
+      )
 
   @property
   def datasets(self) -> list[DatasetConfig]:
@@ -176,6 +194,8 @@ class Trainer:
     values = {"model": self.model, "random_seed": self.random_seed, "jax": options}
     if self.microbatches.decides_numbers:
       values["microbatches"] = self.microbatches
+    if self.restore is not None and self.restore.dtype is not None:
+      values["parameter_dtype"] = self.restore.dtype
     return built_values(
       values,
       leave_out=("model.input_vocabulary", "model.output_vocabulary", "model.vocabulary"),
@@ -212,7 +232,9 @@ class PreparedRun:
   Attributes:
     trainer: the configuration.
     data: data of training. evaluation: data of the evaluation at the end, or None.
-    restore_step: step of the checkpoint to resume from; None to start at step 0.
+    restore_step: step of the run's checkpoint to resume from; None to start.
+    start: another checkpoint to start with; None to start from initial parameters, or to resume.
+    first_step: step that the run begins at, with the first step of its data.
     run_name: name of the run in model_dir.
     accept_changes: see `Trainer.prepare`.
     newly_accepted: changes that are accepted for the first time.
@@ -223,6 +245,8 @@ class PreparedRun:
   evaluation: RunData | None
   restore_step: int | None
   run_name: str
+  start: Start | None = None
+  first_step: int = 0
   accept_changes: Collection[str] = ()
   newly_accepted: Sequence[Change] = ()
 
@@ -255,9 +279,12 @@ class PreparedRun:
     sharding = batch_sharding(mesh)
     if trainer.evaluate_average:
       find_average(abstract.opt_state, abstract.params)
+    if trainer.restore is not None:
+      abstract = with_dtype(abstract, trainer.restore.dtype)
     if self.restore_step is None:
-      start_step, state = 0, make_initial()
-      print(f"training from step 0: no checkpoint in {trainer.model_dir}", flush=True)
+      start_step = self.first_step
+      state = restore_start(self.start, abstract, make_initial) if self.start else make_initial()
+      print(f"training from {self.describe_start()}: no checkpoint in {trainer.model_dir}", flush=True)
     else:
       try:
         start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
@@ -268,7 +295,7 @@ class PreparedRun:
         # An earlier checkpoint has another data state too.
         return self._before(self.restore_step).run(termination, started=started)
       set_aside_later_checkpoints(trainer.model_dir, start_step)
-      print(f"resumed from checkpoint_{start_step} in {trainer.model_dir}", flush=True)
+      print(f"resumed from {self.describe_start()} in {trainer.model_dir}", flush=True)
     self._record(start_step)
     started()
     trained_with = trainer.deciding_values
@@ -282,11 +309,16 @@ class PreparedRun:
     )
     share = process_share(mesh)
     stream = data.open_stream(share)
-    stream.seek(start_step)
-    reporter = StepReporter(trainer.model_dir, start_step=start_step, total_steps=trainer.total_steps)
+    stream.seek(start_step - self.first_step)
+    reporter = StepReporter(
+      trainer.model_dir,
+      start_step=start_step,
+      total_steps=trainer.total_steps,
+      first_step=self.first_step,
+    )
     with stream, reporter:
       for step in range(start_step, trainer.total_steps):
-        rows = stream.rows_at(step)
+        rows = stream.rows_at(step - self.first_step)
         batch = global_batch(next(stream), sharding, rows, batch_size=len(rows) * share[1])
         state, metrics = train_step(state, batch)
         # After the first step there is something to save.
@@ -299,7 +331,12 @@ class PreparedRun:
           # The log must contain all steps of a checkpoint before the checkpoint counts.
           reporter.flush()
           save_checkpoint(
-            trainer.model_dir, state, data=data.state, run=self.run_name, trained_with=trained_with
+            trainer.model_dir,
+            state,
+            data=data.state,
+            run=self.run_name,
+            trained_with=trained_with,
+            first_step=self.first_step,
           )
           remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
           if termination.requested:
@@ -312,7 +349,8 @@ class PreparedRun:
       state = dataclasses.replace(state, params=average)
     with trainer.partitioner.sharded_activations(mesh):
       results = evaluate(trainer.model, state, self.evaluation, mesh)
-    report_evaluation(results, self.evaluation.dataset, trainer.model_dir, trainer.total_steps)
+    scored = self.evaluation.dataset
+    report_evaluation(results, scored, trainer.model_dir, trainer.total_steps, first_step=self.first_step)
     return results
 
   def place(self) -> Placement:
@@ -329,6 +367,14 @@ class PreparedRun:
       root_key=jax.random.key(self.trainer.random_seed),
     )
 
+  def describe_start(self) -> str:
+    """Return the step that the run goes on from, with the step of its data where that is another."""
+    step = self.first_step if self.restore_step is None else self.restore_step
+    text = f"step {step}" if self.restore_step is None else f"checkpoint_{step}"
+    if self.first_step:
+      text += f", data step {step - self.first_step}"
+    return text if self.start is None else f"{text}, of {self.start}"
+
   def _before(self, step: int) -> PreparedRun:
     """Return this run, prepared to resume from a checkpoint before `step`: that step's cannot be restored."""
     return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
@@ -336,39 +382,7 @@ class PreparedRun:
   def _record(self, start_step: int) -> None:
     """Record in model_dir the run's name, its newly accepted changes and its data."""
     model_dir = self.trainer.model_dir
-    if read_run(model_dir) is None:
-      write_run(model_dir, self.run_name)
+    if read_run(model_dir) is None or self.restore_step is None:
+      write_run(model_dir, self.run_name, first_step=self.first_step)
     record_accepted(model_dir, self.newly_accepted)
-    self.data.record(model_dir, start_step)
-
-
-def _check_vocabulary(model: Model, dataset: RunDataset) -> None:
-  """Refuse a model whose vocabulary is not the tasks', or has fewer ids than theirs."""
-  vocabularies = model.vocabularies
-  features = [
-    (task, name, task.output_features[name].vocabulary)
-    for task in dataset.tasks.values()
-    for name in vocabularies
-    if name in task.output_features
-  ]
-  for task, name, vocabulary in features:
-    if vocabularies[name] is not None and vocabulary != vocabularies[name]:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "vocabulary",
-        task=task.name,
-        feature=name,
-        expected="the task's vocabulary",
-        got="; ".join(list_differences(describe(vocabulary), describe(vocabularies[name]))),
-        fix="set VOCABULARY to the task's",
-      )
-    vocab_size = model.vocab_size
-    if vocab_size is not None and vocabulary.vocab_size > vocab_size:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "vocab_size",
-        task=task.name,
-        expected=f"at least {vocabulary.vocab_size}",
-        got=vocab_size,
-        fix="enlarge the network's vocab_size",
-      )
+    self.data.record(model_dir, start_step - self.first_step)

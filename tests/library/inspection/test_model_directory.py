@@ -26,11 +26,14 @@ def test_the_plan_of_a_directory_is_the_runs_else_that_of_its_newest_checkpoint(
     (directory / "data_plan.json").write_text(PLAN.change(step, batch_size=8).to_json())
     if step < 30:
       (directory / "commit_success.txt").touch()
-  assert read_model_dir(tmp_path) == (PLAN.change(10, batch_size=8), [], 10)
+  assert read_model_dir(tmp_path) == (PLAN.change(10, batch_size=8), [], 10, 0)
   (tmp_path / "data_plan.json").write_text(PLAN.to_json())
   (tmp_path / "data_caches.json").write_text(json.dumps({"version": 1, "cache_dirs": ["cache"]}))
-  assert read_model_dir(tmp_path) == (PLAN, ["cache"], 10)
+  assert read_model_dir(tmp_path) == (PLAN, ["cache"], 10, 0)
   assert read_plan_or_model_dir(tmp_path) == read_plan_or_model_dir(tmp_path / "data_plan.json") == PLAN
+  # A run that began with a checkpoint of step 4.
+  (tmp_path / "run.json").write_text(json.dumps({"version": 1, "run": "0" * 32, "first_step": 4}))
+  assert read_model_dir(tmp_path) == (PLAN, ["cache"], 6, 4)
 
 
 def test_a_plan_that_is_not_there_says_what_to_name(tmp_path):

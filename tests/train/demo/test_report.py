@@ -21,7 +21,7 @@ def points_of(svg):
 
 
 def test_the_plot_has_a_curve_for_each_start():
-  records = [StepRecord(step, "", 3.0 - step) for step in range(3)]
+  records = [StepRecord(step, "", 3.0 - step, step) for step in range(3)]
   svg = loss_plot([records], [records[:2], records[1:]])
   curves = dict(points_of(svg))
   assert curves["undisturbed"] == curves["killed"] + curves["resumed"][1:], (
@@ -35,7 +35,7 @@ def test_the_plot_has_a_curve_for_each_start():
   "losses", [[], [2.0], [5.0, 5.0], [math.nan, 1.0, math.inf], [1e-3, 1e6], [-1.0, 3.0]]
 )
 def test_every_curve_stands_within_the_plot(losses):
-  records = [StepRecord(step, "", loss) for step, loss in enumerate(losses)]
+  records = [StepRecord(step, "", loss, step) for step, loss in enumerate(losses)]
   svg = loss_plot([records], [records])
   width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
   for _, places in points_of(svg):

@@ -19,7 +19,7 @@ def test_each_start_of_a_run_has_a_log_of_its_own(tmp_path):
     log.write(start_step, _BATCH, 0.1)
     log.close()
   digest = batch_digest(_BATCH)
-  assert read_step_log(tmp_path) == [[StepRecord(0, digest, 0.1)], [StepRecord(3, digest, 0.1)]]
+  assert read_step_log(tmp_path) == [[StepRecord(0, digest, 0.1, 0)], [StepRecord(3, digest, 0.1, 3)]]
 
 
 def test_a_loss_comes_back_to_the_bit(tmp_path):
@@ -96,7 +96,7 @@ def test_a_line_that_no_run_writes_is_refused_by_its_number(content, line, tmp_p
   (tmp_path / "step_log").mkdir()
   path = tmp_path / "step_log" / "start-00000-from-000000000-process-00000.jsonl"
   path.write_bytes(LINE)
-  assert read_step_log(tmp_path) == [[StepRecord(0, "d", 1.0)]]
+  assert read_step_log(tmp_path) == [[StepRecord(0, "d", 1.0, 0)]]
   path.write_bytes(content)
   with pytest.raises(AnystepError) as refused:
     read_step_log(tmp_path)
