@@ -202,9 +202,8 @@ def _count(name: str, step: int, restored: set[str], by_name: Collection[str]) -
   """
   start = name.removesuffix("count")
   siblings = {other for other in by_name if other.startswith(start) and other != name}
-  if start == OTHER_OPTIMIZER or any(_ADAFACTOR in other for other in siblings) or not siblings:
-    return step
-  return step if siblings & restored else 0
+  is_adafactors = any(_ADAFACTOR in other for other in siblings)
+  return step if is_adafactors or not siblings or siblings & restored else 0
 
 
 def _place(leaf: Leaf, target: jax.ShapeDtypeStruct) -> jax.Array:

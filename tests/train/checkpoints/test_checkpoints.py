@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import math
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from fault_runs import Seam
@@ -20,9 +22,10 @@ from train_runs import as_version_1, sign
 from anystep.errors import AnystepError
 from anystep.files import input_files
 from anystep.train import main
-from anystep.train.checkpoints import checkpoints, integrity
+from anystep.train.checkpoints import checkpoints, integrity, saved_arrays
 from anystep.train.datasets.data_state import UncachedState
 from anystep.train.demo.run_comparison import compare_runs
+from anystep.train.leaves.orbax_trees import read_tree
 from anystep.train.models.train_state import TrainState
 
 RUN, VALUES = "0123456789abcdef" * 2, {"rate": 0.1, "sizes": [1, 2], "name": "ä"}
@@ -91,6 +94,15 @@ def test_what_was_saved_is_restored(model_dir):
     if path.is_file()
   }
   assert files - document["files"].keys() == {"integrity.json", "commit_success.txt"}
+
+
+def test_a_large_leaf_is_stored_in_parts(tmp_path, monkeypatch):
+  monkeypatch.setattr(saved_arrays, "_IN_CHUNKS", ocp.SaveArgs(chunk_byte_size=256))
+  state = TrainState(jnp.int32(3), {"kernel": jnp.ones((32, 16))}, optax.EmptyState())
+  saved_arrays.save_arrays(tmp_path / "state", state)
+  leaf = read_tree(str(tmp_path / "state"))["params", "kernel"]
+  assert math.prod(leaf.chunk) * 4 <= 256 < leaf.num_bytes
+  np.testing.assert_array_equal(leaf.read_whole(), np.ones((32, 16)))
 
 
 def begin_with_nothing(root):

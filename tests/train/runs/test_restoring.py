@@ -22,6 +22,7 @@ from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransfor
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
 from anystep.train.partitioning import Partitioner
+from anystep.train.runs import restoring
 from anystep.train.runs.restoring import open_start, restore_start, with_dtype
 
 CHECKPOINTS = FIXTURES / "t5x" / "t5_1_1_checkpoints"
@@ -53,7 +54,13 @@ def initial(optimizer=new_optimizer, **sizes):
   make, abstract = initialize(
     model, optimizer(), root_key=jax.random.key(7), mesh=partitioner.mesh(8), partitioner=partitioner
   )
-  return functools.cache(make), abstract
+  return make, abstract
+
+
+@functools.cache
+def initial_leaves(**sizes):
+  make, _ = initial(**sizes)
+  return leaves_of(make())
 
 
 def leaves_of(state):
@@ -110,7 +117,7 @@ def test_rules_mean_what_they_mean_to_t5x(name, checkpoint_format):
   start, state = run()
   assert (start.step, int(state.step), int(state.opt_state.count)) == (case["step"],) * 3
   fresh = set(case["leaves_fresh"])
-  initial_leaves, saved = leaves_of(make()), saved_arrays()
+  from_scratch, saved = initial_leaves(**case["model_changes"]), saved_arrays()
   dtype = jnp.dtype(case["target_dtype"][0])
   for leaf_name, leaf in leaves_of(state).items():
     if leaf_name in ("state/step", "state/opt_state/count"):
@@ -120,7 +127,7 @@ def test_rules_mean_what_they_mean_to_t5x(name, checkpoint_format):
     is_fresh = (
       is_unused or leaf_name in fresh or (case["inference_state_only"] and "param_states" in leaf_name)
     )
-    expected = initial_leaves[leaf_name] if is_fresh else saved[source_of(leaf_name, case)]
+    expected = from_scratch[leaf_name] if is_fresh else saved[source_of(leaf_name, case)]
     if leaf_name.startswith("target/"):
       expected = expected.astype(dtype)
     assert leaf.dtype == expected.dtype
@@ -185,6 +192,21 @@ def test_another_optimizer_begins_anew_and_its_schedule_sees_the_step(optimizer_
   corrected, scheduled = state.opt_state
   # Adam corrects its means by the steps that they are of.
   assert (int(state.step), int(corrected.count), int(scheduled.count)) == (20, 0, 20)
+
+
+@pytest.mark.parametrize(
+  ("siblings", "restored", "count"),
+  [
+    ((), (), 20),
+    (("0.mu.w",), (), 0),
+    (("0.mu.w",), ("0.mu.w",), 20),
+    (("0.v_row.w", "0.v.w"), (), 20),
+  ],
+)
+def test_a_count_is_the_step_but_where_means_begin_anew_that_it_corrects(siblings, restored, count):
+  start = "state/opt_state/"
+  names = [f"{start}0.count", *(start + name for name in siblings)]
+  assert restoring._count(names[0], 20, {start + name for name in restored}, names) == count
 
 
 def test_factored_moments_of_mesh_tensorflow_are_adafactors(tmp_path):
