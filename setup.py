@@ -40,10 +40,15 @@ TRAIN = [
 ]
 # Tokenizers and datasets of the Hugging Face hub.
 HUGGINGFACE = ["datasets>=3", "tokenizers>=0.20"]
+# Object stores, gs:// and s3://: botocore and google-cloud-storage find credentials as the platforms' tools do.
+STORES = ["botocore>=1.35", "google-cloud-storage>=3.1", "obstore>=0.8"]
 TORCH = ["torch>=2.4"]
 DEV = [
+  "flask>=3",
+  "flask-cors>=5",
   "grain>=0.2.10",
   "hypothesis>=6",
+  "moto[s3]>=5.1",
   "mypy>=1.15",
   "pytest>=8",
   "pytest-xdist>=3",
@@ -80,9 +85,10 @@ setup(
     "cache": CACHE,
     "train": TRAIN,
     "huggingface": HUGGINGFACE,
+    "stores": STORES,
     "torch": TORCH,
-    "all": sorted({*CACHE, *TRAIN, *HUGGINGFACE}),
-    "dev": sorted({*CACHE, *TRAIN, *HUGGINGFACE, *DEV}),
+    "all": sorted({*CACHE, *TRAIN, *HUGGINGFACE, *STORES}),
+    "dev": sorted({*CACHE, *TRAIN, *HUGGINGFACE, *STORES, *DEV}),
     # What users bring, for tests: the lock leaves out what it would put over SeqIO (pyproject.toml).
     "t5": ["t5==0.9.4"],
     # For `make test-torch`, which runs in an environment of its own.

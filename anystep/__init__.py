@@ -31,6 +31,7 @@ from anystep.order.packing import PackingPolicy
 from anystep.order.permutation import Permutation
 from anystep.plans.plan import Plan
 from anystep.plans.tombstones import TombstoneList
+from anystep.stores.store_path import register_store_paths as _register_store_paths
 from anystep.streams.stream import Stream, open_stream
 from anystep.transforms.functions import Filter, Map, MapBatch, RandomMap
 from anystep.transforms.transform import Records, Transform
@@ -81,6 +82,7 @@ if not (_Path(__file__).parent / "tasks").is_dir() and (_checkout / "setup.py").
 
 
 _earlier_names.make_importable()
+_register_store_paths()
 
 
 def __getattr__(name: str) -> _Any:

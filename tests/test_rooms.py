@@ -21,6 +21,7 @@ FLOORS = """
   anystep.compiled anystep.earlier_names anystep.error_kinds anystep.lazy anystep.whole_numbers
   anystep.errors
   anystep.cached anystep.forks anystep.limits
+  anystep.stores
   anystep.files
   anystep.features anystep.order anystep.programs
   anystep.records

@@ -15,6 +15,8 @@ from typing import IO
 
 from etils import epath
 
+from anystep.stores.addresses import is_remote
+
 
 def put(path: epath.PathLike, content: bytes) -> None:
   """Replace a file's content: readers, also after a crash, see all of the old or all of the new content."""
@@ -85,8 +87,3 @@ def sync(path: epath.PathLike) -> None:
 def move(source: epath.PathLike, target: epath.PathLike) -> None:
   """Rename a file; replace the file that has the new name."""
   epath.Path(source).replace(target)
-
-
-def is_remote(path: epath.PathLike) -> bool:
-  """Return whether a path is on an object store."""
-  return "://" in str(path)

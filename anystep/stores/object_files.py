@@ -1,0 +1,142 @@
+"""Objects as files: read by ranges, and written in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from types import TracebackType
+from typing import Any
+
+from anystep.stores.addresses import Address
+from anystep.stores.clients import open_bucket, open_google_bucket
+from anystep.stores.failures import store_errors
+from anystep.stores.objects import head, read_range
+
+# A part of an upload, held until it is sent; S3 takes 10,000 parts, so objects of up to 80 GB.
+PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+# Small reads get this much at a time.
+_BUFFER_BYTES = 1 << 20
+
+
+def open_for_reading(address: Address) -> io.BufferedReader:
+  """Open an object as a file; each read gets a range, of the content that was there at opening.
+
+  Raises:
+    OSError: as `objects.head`, and while it is read as `objects.read_range`.
+  """
+  return io.BufferedReader(_ObjectReader(address), _BUFFER_BYTES)
+
+
+class _ObjectReader(io.RawIOBase):
+  """An object's content; seeking sends no request."""
+
+  def __init__(self, address: Address):
+    self._address = address
+    self._status = head(address)
+    self._position = 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._position
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._status.size_bytes}[whence]
+    if origin + offset < 0:
+      raise ValueError(f"position {origin + offset}")
+    self._position = origin + offset
+    return self._position
+
+  def readinto(self, buffer: Any) -> int:
+    content = self._read(len(buffer))
+    buffer[: len(content)] = content
+    return len(content)
+
+  def readall(self) -> bytes:
+    return self._read(self._status.size_bytes)
+
+  def _read(self, size: int) -> bytes:
+    stop = min(self._position + size, self._status.size_bytes)
+    content = read_range(self._address, self._position, stop, etag=self._status.etag)
+    self._position += len(content)
+    return content
+
+
+class ObjectWriter(io.RawIOBase):
+  """A new object, sent in parts while it is written.
+
+  It appears when the writer is closed. Where the `with` body fails, or the writer is dropped unclosed, it
+  does not, and the parts are removed. Of a process that is killed, S3 keeps the parts until
+  `objects.remove_unfinished_uploads`.
+  """
+
+  def __init__(self, address: Address):
+    self._address = address
+    self._position = 0
+    # None once it is finished, and where it could not be opened.
+    self._upload: Any = None
+    self._upload = _start_upload(address)
+
+  def writable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._position
+
+  def write(self, content: Any) -> int:
+    """Add bytes at the end."""
+    if self._upload is None:
+      raise ValueError("the file is closed")
+    view = memoryview(content).cast("B")
+    with store_errors(self._address):
+      self._upload.write(bytes(view))
+    self._position += len(view)
+    return len(view)
+
+  def close(self) -> None:
+    """Finish the object, which appears now."""
+    upload, self._upload = self._upload, None
+    if upload is not None:
+      with store_errors(self._address):
+        upload.close()
+    super().close()
+
+  def abort(self) -> None:
+    """Give the object up: nothing appears."""
+    upload, self._upload = self._upload, None
+    if upload is not None:
+      # The next job removes parts that cannot be removed now.
+      with contextlib.suppress(Exception):
+        if self._address.scheme == "gs":
+          upload.terminate()
+        else:
+          upload.__exit__(RuntimeError, RuntimeError("the upload was given up"), None)
+    super().close()
+
+  def __exit__(
+    self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+  ) -> None:
+    if kind is None:
+      self.close()
+    else:
+      self.abort()
+
+  def __del__(self) -> None:
+    # `io` would close it, as if it were whole.
+    self.abort()
+
+
+def _start_upload(address: Address) -> Any:
+  if address.scheme == "gs":
+    blob = open_google_bucket(address).blob(address.key)
+    return blob.open("wb", chunk_size=PART_BYTES, ignore_flush=True)
+  import obstore
+
+  return obstore.open_writer(
+    open_bucket(address), address.key, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+  )
