@@ -11,7 +11,7 @@ FROM apache/beam_python3.11_sdk:2.77.0
 
 COPY requirements.lock dist/anystep-0.1.0.tar.gz /tmp/anystep/
 RUN pip install --no-cache-dir --constraint /tmp/anystep/requirements.lock \
-      "anystep[cache] @ file:///tmp/anystep/anystep-0.1.0.tar.gz" \
+      "anystep[cache,stores] @ file:///tmp/anystep/anystep-0.1.0.tar.gz" \
     && rm -r /tmp/anystep
 
 # For tasks of your own:

@@ -40,7 +40,7 @@ TRAIN = [
 ]
 # Tokenizers and datasets of the Hugging Face hub.
 HUGGINGFACE = ["datasets>=3", "tokenizers>=0.20"]
-# Object stores, gs:// and s3://: botocore and google-cloud-storage find credentials as the platforms' tools do.
+# Object stores; botocore and google-cloud-storage find credentials as the platforms' own tools do.
 STORES = ["botocore>=1.35", "google-cloud-storage>=3.1", "obstore>=0.8"]
 TORCH = ["torch>=2.4"]
 DEV = [

@@ -8,32 +8,36 @@ from types import TracebackType
 from typing import Any
 
 from anystep.stores.addresses import Address
-from anystep.stores.clients import open_bucket, open_google_bucket
+from anystep.stores.clients import obstore, open_bucket, open_google_bucket
 from anystep.stores.failures import store_errors
-from anystep.stores.objects import head, read_range
+from anystep.stores.objects import read_range, read_start
 
 # A part of an upload, held until it is sent; S3 takes 10,000 parts, so objects of up to 80 GB.
 PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-# Small reads get this much at a time.
-_BUFFER_BYTES = 1 << 20
+# Reads that follow each other get more and more at a time.
+_SMALLEST_RANGE_BYTES = 1 << 16
+_LARGEST_RANGE_BYTES = 8 << 20
 
 
 def open_for_reading(address: Address) -> io.BufferedReader:
   """Open an object as a file; each read gets a range, of the content that was there at opening.
 
   Raises:
-    OSError: as `objects.head`, and while it is read as `objects.read_range`.
+    OSError: as `objects.read_start`, and while it is read as `objects.read_range`.
   """
-  return io.BufferedReader(_ObjectReader(address), _BUFFER_BYTES)
+  return io.BufferedReader(_ObjectReader(address), _SMALLEST_RANGE_BYTES)
 
 
 class _ObjectReader(io.RawIOBase):
-  """An object's content; seeking sends no request."""
+  """An object's content, read by ranges that grow where one follows the other."""
 
   def __init__(self, address: Address):
     self._address = address
-    self._status = head(address)
+    # With the status comes what small files are whole in.
+    self._block, self._status = read_start(address, _SMALLEST_RANGE_BYTES)
+    self._block_start = 0
+    self._range_bytes = _SMALLEST_RANGE_BYTES
     self._position = 0
 
   def readable(self) -> bool:
@@ -53,16 +57,24 @@ class _ObjectReader(io.RawIOBase):
     return self._position
 
   def readinto(self, buffer: Any) -> int:
-    content = self._read(len(buffer))
+    content = self._read_some(len(buffer))
     buffer[: len(content)] = content
     return len(content)
 
-  def readall(self) -> bytes:
-    return self._read(self._status.size_bytes)
-
-  def _read(self, size: int) -> bytes:
+  def _read_some(self, size: int) -> bytes:
+    """Return at least one of the next bytes, and at most `size`; none at the end."""
     stop = min(self._position + size, self._status.size_bytes)
-    content = read_range(self._address, self._position, stop, etag=self._status.etag)
+    block_stop = self._block_start + len(self._block)
+    if self._position < stop and not self._block_start <= self._position < block_stop:
+      follows = self._position == block_stop
+      self._range_bytes = (
+        min(2 * self._range_bytes, _LARGEST_RANGE_BYTES) if follows else _SMALLEST_RANGE_BYTES
+      )
+      range_stop = min(max(stop, self._position + self._range_bytes), self._status.size_bytes)
+      self._block = read_range(self._address, self._position, range_stop, etag=self._status.etag)
+      self._block_start = self._position
+    start = self._position - self._block_start
+    content = self._block[start : start + stop - self._position] if self._position < stop else b""
     self._position += len(content)
     return content
 
@@ -135,8 +147,6 @@ def _start_upload(address: Address) -> Any:
   if address.scheme == "gs":
     blob = open_google_bucket(address).blob(address.key)
     return blob.open("wb", chunk_size=PART_BYTES, ignore_flush=True)
-  import obstore
-
-  return obstore.open_writer(
+  return obstore().open_writer(
     open_bucket(address), address.key, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
   )

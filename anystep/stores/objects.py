@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from anystep.stores.addresses import Address
-from anystep.stores.clients import open_bucket, open_google_bucket, open_s3_client
+from anystep.stores.clients import obstore, open_bucket, open_google_bucket, open_s3_client
 from anystep.stores.failures import ObjectChangedError, retry
 
 # Objects that one request to S3 removes; GCS takes a request for each.
 _DELETED_AT_ONCE = 1000
-_DELETING_THREADS = 16
+# Fewer than the connections that the library keeps.
+_DELETING_THREADS = 8
 
 
 class ObjectStatus(NamedTuple):
@@ -46,23 +47,39 @@ def head(address: Address) -> ObjectStatus:
   Raises:
     OSError: as `failures.retry`; FileNotFoundError if there is no such object.
   """
-  import obstore
-
   store = open_bucket(address)
-  return _parse_status(retry(lambda: obstore.head(store, address.key), address))
+  return _parse_status(retry(lambda: obstore().head(store, address.key), address))
 
 
 def read(address: Address) -> tuple[bytes, ObjectStatus]:
   """Return an object's content and status, which belong together."""
-  import obstore
-
   store = open_bucket(address)
 
   def get() -> tuple[bytes, ObjectStatus]:
-    result = obstore.get(store, address.key)
+    result = obstore().get(store, address.key)
     return bytes(result.bytes()), _parse_status(result.meta)
 
   return retry(get, address)
+
+
+def read_start(address: Address, size: int) -> tuple[bytes, ObjectStatus]:
+  """Return the first bytes of an object, at most `size`, and its status."""
+  store = open_bucket(address)
+
+  def get() -> tuple[bytes, ObjectStatus]:
+    result = obstore().get(store, address.key, options={"range": (0, size)})
+    return bytes(result.bytes()), _parse_status(result.meta)
+
+  try:
+    return retry(get, address)
+  except FileNotFoundError:
+    raise
+  except OSError:
+    # No range can be had of an empty object.
+    status = head(address)
+    if status.size_bytes:
+      raise
+    return b"", status
 
 
 def read_range(address: Address, start: int, stop: int, *, etag: str | None = None) -> bytes:
@@ -77,8 +94,6 @@ def read_range(address: Address, start: int, stop: int, *, etag: str | None = No
   Raises:
     OSError: as `failures.retry`; ObjectChangedError where the content has another etag.
   """
-  import obstore
-
   if start >= stop:
     return b""
   store = open_bucket(address)
@@ -87,7 +102,7 @@ def read_range(address: Address, start: int, stop: int, *, etag: str | None = No
     options["if_match"] = f'"{etag}"'
 
   def get() -> bytes:
-    result = obstore.get(store, address.key, options=options)
+    result = obstore().get(store, address.key, options=options)
     # Some servers do not know the condition.
     if etag is not None and _parse_status(result.meta).etag != etag:
       raise ObjectChangedError(errno.ESTALE, "the object is another one by now", str(address))
@@ -133,18 +148,14 @@ def copy(source: Address, target: Address) -> None:
     bucket = open_google_bucket(source)
     retry(lambda: bucket.copy_blob(bucket.blob(source.key), bucket, target.key), source)
   else:
-    import obstore
-
     store = open_bucket(source)
-    retry(lambda: obstore.copy(store, source.key, target.key), source)
+    retry(lambda: obstore().copy(store, source.key, target.key), source)
 
 
 def list_directory(address: Address) -> Listing:
   """Return the objects and directories in a directory, with statuses; both empty where there is none."""
-  import obstore
-
   store = open_bucket(address)
-  result = retry(lambda: obstore.list_with_delimiter(store, address.key or None), address)
+  result = retry(lambda: obstore().list_with_delimiter(store, address.key or None), address)
   # The empty object that some tools put in a directory's place has the directory's own path.
   found = [item for item in result["objects"] if item["path"] != address.key]
   objects = {_name(item["path"]): _parse_status(item) for item in found}
@@ -154,12 +165,10 @@ def list_directory(address: Address) -> Listing:
 
 def list_below(address: Address) -> dict[str, ObjectStatus]:
   """Return the statuses of all objects below a directory, by their paths within it, in order."""
-  import obstore
-
   store, prefix = open_bucket(address), f"{address.key}/" if address.key else ""
 
   def collect() -> Sequence[Any]:
-    return obstore.list(store, address.key or None, chunk_size=1000).collect()
+    return obstore().list(store, address.key or None, chunk_size=1000).collect()
 
   found = {item["path"][len(prefix) :]: _parse_status(item) for item in retry(collect, address)}
   return dict(sorted(found.items()))
@@ -177,12 +186,10 @@ def delete(addresses: Iterable[Address]) -> None:
     for deletion in deletions:
       deletion.result()
     return
-  import obstore
-
   store = open_bucket(pending[0])
   for start in range(0, len(pending), _DELETED_AT_ONCE):
     keys = [address.key for address in pending[start : start + _DELETED_AT_ONCE]]
-    retry(lambda keys=keys: obstore.delete(store, keys), pending[start])
+    retry(lambda keys=keys: obstore().delete(store, keys), pending[start])
 
 
 def remove_unfinished_uploads(address: Address) -> int:
@@ -242,10 +249,8 @@ def _put(address: Address, content: bytes, version: str | None) -> str:
       content, content_type="application/octet-stream", if_generation_match=generation, retry=None
     )
     return str(blob.generation)
-  import obstore
-
   mode: Any = "overwrite" if version is None else {"e_tag": version} if version else "create"
-  result = obstore.put(open_bucket(address), address.key, content, mode=mode, use_multipart=False)
+  result = obstore().put(open_bucket(address), address.key, content, mode=mode, use_multipart=False)
   return result["e_tag"] or ""
 
 

@@ -31,6 +31,18 @@ def register_store_paths() -> None:
     epath.register_path_cls([f"{scheme}://" for scheme in SCHEMES])(StorePath)
 
 
+def is_usable(path: str | os.PathLike[str]) -> bool:
+  """Return whether a path is on a store that can be used here."""
+  return os.fspath(path).partition("://")[0] in SCHEMES and are_installed()
+
+
+def list_matches(pattern: str) -> list[str]:
+  """Return the paths on a store that match a pattern, in order; a plain path matches where it exists."""
+  address = parse_address(pattern)
+  root = StorePath(str(address._replace(key="")))
+  return [str(path) for path in root.glob(address.key)]
+
+
 class StorePath(epath.Path):
   """Path of an object, or of a directory: all objects whose keys begin with its key and a slash.
 
@@ -175,7 +187,7 @@ class StorePath(epath.Path):
       OSError: if it is not empty.
     """
     if self.is_dir():
-      raise OSError(errno.ENOTEMPTY, "Directory not empty", str(self))
+      raise OSError(errno.ENOTEMPTY, "The directory is not empty", str(self))
 
   def rmtree(self, missing_ok: bool = False) -> None:
     """Remove all objects below, and the parts of unfinished uploads."""
