@@ -10,12 +10,15 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from typing import Protocol
 
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.json_files import canonical_json, parse_json
+from anystep.files.object_lock import LockHeld, ObjectLock
 from anystep.forks import start_anew_in_children
+from anystep.stores.addresses import is_remote, parse_address
 
 LOCK = ".lock"
 # Error numbers of opening a symbolic link, a directory, or a socket or device that nobody serves.
@@ -23,45 +26,56 @@ _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 
 @contextlib.contextmanager
-def locked_directory(directory: epath.PathLike, *, kind: str, fix: str) -> Iterator[None]:
-  """Lock a local directory against other programs; create the directory if there is none.
+def locked_directory(directory: epath.PathLike, *, kind: str, fix: str) -> Iterator[DirectoryLock]:
+  """Lock a directory against other programs; create a local directory if there is none.
 
-  The lock file names the holder: host, pid and start time. The kernel's lock on the file tells whether the
-  holder still lives. So a lock that a killed program left is taken over on the same host, even if another
-  program has that pid now. A lock of another host always counts as held, because not every shared file
-  system passes kernel locks on.
+  On a store the lock is an object, as `ObjectLock` says. In a file system, the lock file names the holder:
+  host, pid and start time. The kernel's lock on the file tells whether the holder still lives. So a lock
+  that a killed program left is taken over on the same host, even if another program has that pid now. A
+  lock of another host always counts as held, because not every shared file system passes kernel locks on.
 
   Args:
     directory: the directory to lock; programs exclude each other only if they pass the same one.
     kind: the error's kind if another program holds the lock.
     fix: the error's fix in that case.
 
+  Yields:
+    The lock; `check` it before a change that one program alone may make.
+
   Raises:
-    AnystepError: 73 `kind`, with host, pid and since; 73 `lock_invalid` if the lock is not a regular file.
+    AnystepError: 73 `kind`, with host, pid and since, and on a store the engine's job; 73 `lock_invalid` if
+      the lock is not a regular file.
   """
   path = os.path.join(os.fspath(directory), LOCK)
-  lock = _Lock(path)
+  lock: ObjectLock | _Lock = ObjectLock(parse_address(path)) if is_remote(path) else _Lock(path)
   try:
     # Inside the `try`, so that an interrupt right after this call releases the lock.
     lock.acquire()
-    yield
-  except _LockHeld as error:
+    yield lock
+  except LockHeld as error:
     fields = {name: error.holder.get(name, "unknown") for name in ("host", "pid", "since")}
+    if "job" in error.holder:
+      fields["job"] = error.holder["job"]
     raise AnystepError(ExitCode.CANNOT_CREATE, kind, path=path, **fields, fix=fix) from error
   finally:
     lock.release()
 
 
-class _LockHeld(Exception):
-  """Another program holds the lock.
+class DirectoryLock(Protocol):
+  """Lock that this process holds.
 
   Attributes:
-    holder: its host, pid and since, as the lock file has them.
+    id: on a store, what workers refresh it with; empty for a local directory, whose kernel knows.
   """
 
-  def __init__(self, holder: dict[str, object]):
-    super().__init__(holder)
-    self.holder = holder
+  id: str
+
+  def check(self) -> None:
+    """Check that the lock is still ours.
+
+    Raises:
+      LockHeld: if another program took it over, which `locked_directory` makes its error of.
+    """
 
 
 class _Lock:
@@ -70,6 +84,8 @@ class _Lock:
   The kernel's lock lives as long as any process has the file open. A forked child with the file open would
   keep the lock of a killed parent, and a child that ends would release the lock of a living parent.
   """
+
+  id = ""
 
   def __init__(self, path: str):
     self._path = path
@@ -87,7 +103,7 @@ class _Lock:
     """Take the lock and write this process as its holder.
 
     Raises:
-      _LockHeld: if another program holds it.
+      LockHeld: if another program holds it.
       AnystepError: 73 `lock_invalid`.
     """
     while not self._is_held:
@@ -107,6 +123,9 @@ class _Lock:
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
     os.ftruncate(self._descriptor, 0)
     os.pwrite(self._descriptor, canonical_json(holder).encode(), 0)
+
+  def check(self) -> None:
+    """Do nothing: the kernel keeps the lock for as long as the process lives."""
 
   def release(self) -> None:
     """Release the lock; do nothing in a forked child, which does not have it."""
@@ -156,11 +175,11 @@ def _try_lock(descriptor: int, path: str) -> bool:
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
-    raise _LockHeld(_read_holder(descriptor)) from error
+    raise LockHeld(_read_holder(descriptor)) from error
   if not _is_at_path(descriptor, path):
     return False
   if _read_holder(descriptor).get("host", socket.gethostname()) != socket.gethostname():
-    raise _LockHeld(_read_holder(descriptor))
+    raise LockHeld(_read_holder(descriptor))
   return True
 
 

@@ -8,6 +8,7 @@ import os
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.stores.addresses import is_remote
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SUCH_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
@@ -29,6 +30,9 @@ def os_failure(error: OSError) -> AnystepError:
   elif isinstance(error, (NotADirectoryError, IsADirectoryError, FileExistsError)):
     code, kind = ExitCode.CANNOT_CREATE, "cannot_create"
     fix = "choose a path that has no file where a directory must be, and no directory where a file must be"
+  elif isinstance(error, PermissionError) and path is not None and is_remote(path):
+    code, kind = ExitCode.CANNOT_CREATE, "cannot_create"
+    fix = "let the credentials in use list, read, write and delete there, or choose another directory"
   elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
     code, kind, fix = ExitCode.CANNOT_CREATE, "cannot_create", "choose a directory that can be written to"
   elif error.errno in FULL:
@@ -53,7 +57,9 @@ def unreadable(error: OSError, path: epath.PathLike) -> AnystepError:
     path=error.filename or path,
     expected="a file that this user may read, in directories that it may enter",
     got=f"{type(error).__name__}: {error.strerror}",
-    fix="give this user the right to read it (chmod, chown), or run as a user who has it",
+    fix="let the credentials in use list and read there"
+    if is_remote(path)
+    else "give this user the right to read it (chmod, chown), or run as a user who has it",
   )
 
 

@@ -261,12 +261,11 @@ def _writable_directory(cache: Cache, key: str) -> epath.Path:
   for root in _list_roots(cache):
     try:
       (root / key).mkdir(parents=True, exist_ok=True)
+      if storage.is_writable(root / key):
+        return root / key
+      tried.append(f"{root / key} cannot be written")
     except OSError as error:
       tried.append(str(error))
-      continue
-    if storage.is_remote(root) or os.access(root / key, os.W_OK):
-      return root / key
-    tried.append(f"{root / key} cannot be written")
   raise _unwritable("; ".join(tried))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from anystep.errors import AnystepError
 from anystep.files import storage
-from anystep.files.os_failures import os_failure
+from anystep.files.os_failures import os_failure, unreadable
 from anystep.programs.command_line import run_program
 
 
@@ -39,6 +39,13 @@ def test_a_failure_has_its_own_code_kind_and_advice(number, code, kind, advice):
   assert (int(error.code), error.kind, error.fields["path"]) == (code, kind, "/somewhere/file")
   assert os.strerror(number) in error.fields["got"]
   assert advice in error.fix
+
+
+def test_a_store_s_refusal_names_what_the_credentials_lack():
+  refused = failure(errno.EACCES, "s3://bucket/file")
+  assert (int(refused.code), refused.kind) == (73, "cannot_create")
+  assert "credentials" in refused.fix
+  assert "credentials" in unreadable(PermissionError(errno.EACCES, "no"), "gs://bucket/file").fix
 
 
 def test_a_file_that_cannot_be_read_is_told_from_a_place_that_cannot_be_written_to(tmp_path, monkeypatch):
