@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from anystep.cache_job.completion.completion import complete, describe_split, remove_left_overs
+from anystep.cache_job.completion.completion import (
+  complete,
+  describe_split,
+  remove_left_overs,
+  withdraw_replaced,
+)
 from anystep.cache_job.completion.index_only import index_split
 from anystep.cache_job.completion.watcher import Watcher
 from anystep.cache_job.options import CacheOptions
@@ -23,6 +29,8 @@ from anystep.cache_job.state.job_lock import lock_task_directory
 from anystep.cache_job.state.split_job import SourceRange, SplitJob, list_source_ranges, read_plan
 from anystep.caches.manifest import Manifest
 from anystep.errors import AnystepError, exception_chain
+from anystep.files import storage
+from anystep.files.directory_lock import DirectoryLock
 
 __all__ = ["CacheOptions", "cache_tasks"]
 
@@ -42,20 +50,28 @@ def cache_tasks(task_names: Iterable[str], options: CacheOptions) -> list[TaskWo
       error of a worker that failed.
   """
   works = plan_work(task_names, options)
+  held: dict[int, DirectoryLock] = {}
   with contextlib.ExitStack() as locks:
     for position, work in enumerate(works):
       if work.jobs:
-        locks.enter_context(lock_task_directory(work.directory))
+        held[position] = locks.enter_context(lock_task_directory(work.directory))
         # Another job may have ended between the first look and the lock.
-        works[position] = plan_task(work.task, options)
+        planned = plan_task(work.task, options)
+        locked_jobs = (dataclasses.replace(job, lock_id=held[position].id) for job in planned.jobs)
+        works[position] = dataclasses.replace(planned, jobs=tuple(locked_jobs))
       elif work.kept:
         remove_left_overs(work)
     jobs = [job for work in works for job in work.jobs]
     if jobs and not options.index_only:
       prepare_directories(works)
+      for work in works:
+        if work.jobs and storage.is_remote(work.directory):
+          # There, shards are written in their places.
+          withdraw_replaced(work)
       _run_pipeline(jobs, options)
     for position, work in enumerate(works):
       if work.jobs:
+        held[position].check()
         works[position] = complete(work, {job.split: _make_manifest(work, job) for job in work.jobs})
   return works
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 
 from anystep.caches.manifest import AS_IS, PRESHUFFLED
@@ -12,6 +11,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
 from anystep.limits import MAX_COUNT, MAX_FEATURE_LENGTH, MAX_SHARDS, are_feature_lengths, is_count, is_seed
 from anystep.order.preshuffle import default_num_shards
+from anystep.stores.clients import check_store
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class CacheOptions:
 
   Raises:
     AnystepError: 64 `flags_exclusive` for two that contradict each other, `option_limit` for numbers that
-      no cache has.
+      no cache has; 78 `store_unsupported`.
   """
 
   cache_dir: str
@@ -107,17 +107,11 @@ class CacheOptions:
   def __post_init__(self):
     for name in ("cache_dir", "seqio_cache_dir", "tfds_data_dir"):
       path = getattr(self, name)
-      if path is not None and not storage.is_remote(path):
+      if path is not None:
         # Workers have other current directories.
-        object.__setattr__(self, name, os.path.abspath(path))
+        object.__setattr__(self, name, storage.find_absolute(path))
     if storage.is_remote(self.cache_dir):
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "store_unsupported",
-        expected="a directory of a file system that all workers share",
-        got=self.cache_dir,
-        fix="mount the store, or cache to a disk and copy the finished cache",
-      )
+      check_store(self.cache_dir)
     self._check_limits()
     if self.task_feature_lengths and self.cache_at != "end":
       raise make_exclusive_error(
@@ -143,7 +137,7 @@ class CacheOptions:
         raise make_exclusive_error(
           "from_seqio_cache", "cache_at=end", "SeqIO's caches stand at the placeholder"
         )
-      if os.path.realpath(self.seqio_cache_dir) == os.path.realpath(self.cache_dir):
+      if storage.find_real(self.seqio_cache_dir) == storage.find_real(self.cache_dir):
         # Files have the same names, so the end of the job would remove its source.
         raise AnystepError(
           ExitCode.USAGE,

@@ -209,7 +209,10 @@ def _run(run: Run, stem: pathlib.Path) -> tuple[int, list[tuple[str, str]]]:
 
 
 class Seam:
-  """Sees every operation that changes files below a root, of Python's and of ArrayRecord's writer."""
+  """Sees every operation that changes files below a root, of Python's and of ArrayRecord's writer.
+
+  Of a root on a store it sees what changes objects there.
+  """
 
   def __init__(
     self,
@@ -247,6 +250,8 @@ class Seam:
       (io, "open", self._opened(io.open)),
       (array_record_module, "ArrayRecordWriter", self._writer(array_record_module.ArrayRecordWriter)),
     ]
+    if "://" in self._root:
+      places = self._store_places()
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, function in places:
       setattr(module, name, function)
@@ -255,6 +260,32 @@ class Seam:
     finally:
       for module, name, function in before:
         setattr(module, name, function)
+
+  def _store_places(self) -> list[tuple[Any, str, Any]]:
+    """The functions that change objects; when locks are refreshed depends on the clock."""
+    from anystep.stores import objects
+    from anystep.stores.object_files import ObjectWriter
+
+    def seen(kind: str, function: Callable[..., Any], find_path: Callable[[Any], Any]) -> Callable[..., Any]:
+      def wrapped(first: Any, *args: Any) -> Any:
+        return self.perform(kind, str(find_path(first)), lambda: function(first, *args))
+
+      return wrapped
+
+    def delete(addresses: Any) -> None:
+      # One after the other, so that a kill leaves some.
+      for address in addresses:
+        self.perform("delete", str(address), lambda address=address: objects_delete([address]))
+
+    objects_delete = objects.delete
+    return [
+      *(
+        (objects, name, seen(name, getattr(objects, name), str)) for name in ("put", "put_if_absent", "copy")
+      ),
+      (objects, "delete", delete),
+      (ObjectWriter, "write", seen("write", ObjectWriter.write, lambda writer: writer._address)),
+      (ObjectWriter, "close", seen("finish", ObjectWriter.close, lambda writer: writer._address)),
+    ]
 
   def perform(
     self, kind: str, path: str, do: Callable[[], Any], half: Callable[[], Any] | None = None

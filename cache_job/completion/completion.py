@@ -50,7 +50,7 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
     manifests: by split, one for each of its jobs, whose directories hold the files.
   """
   directory = work.directory
-  _sign(directory, work.kept)
+  withdraw_replaced(work)
   for job in work.jobs:
     manifest = manifests[job.split]
     for name, waiting in _list_waiting_files(job, manifest).items():
@@ -73,6 +73,11 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
   return dataclasses.replace(work, manifests=manifests)
 
 
+def withdraw_replaced(work: TaskWork) -> None:
+  """Take the splits that are replaced out of the marker, before any of their files changes."""
+  _sign(work.directory, work.kept)
+
+
 def _list_waiting_files(job: SplitJob, manifest: Manifest) -> dict[str, epath.Path]:
   """Return the files to be moved, by the names of their places."""
   directory = epath.Path(job.directory)
@@ -81,17 +86,20 @@ def _list_waiting_files(job: SplitJob, manifest: Manifest) -> dict[str, epath.Pa
   shards = [
     _require_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(manifest.num_shards)
   ]
-  shard_files = {file.entry.name: directory / file.file for shard in shards for file in shard.values()}
+  files = [file for shard in shards for file in shard.values() if not file.version]
+  shard_files = {file.entry.name: directory / file.file for file in files}
   return shard_files | {entry.name: directory / entry.name for entry in manifest.description_files}
 
 
 def _check_placed(directory: epath.Path, manifest: Manifest) -> None:
   """Refuse to mark as complete a split whose files are not there with their sizes."""
   entries = manifest.offsets_files if manifest.layout == AS_IS else manifest.files
+  sizes = storage.list_sizes(directory)
   for entry in entries:
-    path = directory / entry.name
-    if not path.exists() or path.stat().length != entry.bytes:
-      raise make_incomplete_error(manifest.task, manifest.split, path, f"{entry.bytes} bytes")
+    if sizes.get(entry.name) != entry.bytes:
+      raise make_incomplete_error(
+        manifest.task, manifest.split, directory / entry.name, f"{entry.bytes} bytes"
+      )
 
 
 def _sign(directory: epath.Path, manifests: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from anystep.files import names, storage
 from anystep.records.arrow_columns import check_same_columns
 from anystep.records.parquet_rows import open_parquet
 from anystep.records.parsing import parse_example
+from anystep.stores.local_copies import fetch
 from anystep.tasks.sources.in_place import files_of
 
 # Of a TFRecord: the length of its data and that length's checksum before it, the data's checksum after it.
@@ -102,7 +103,8 @@ def index_split(task: seqio.Task, job: SplitJob) -> Manifest:
 def _name_record_file(job: SplitJob, shard: int, path: str) -> str:
   """Return a file's name relative to the root; make a link there to a file that is elsewhere."""
   try:
-    relative = epath.Path(os.path.abspath(path)).relative_to(os.path.abspath(job.options.cache_dir))
+    root = storage.find_absolute(job.options.cache_dir)
+    relative = epath.Path(storage.find_absolute(path)).relative_to(root)
   except ValueError:
     return _link_below(job, shard, path)
   return names.check_record_name(relative.as_posix())
@@ -110,7 +112,7 @@ def _name_record_file(job: SplitJob, shard: int, path: str) -> str:
 
 def _link_below(job: SplitJob, shard: int, path: str) -> str:
   """Make a link below the root to a file elsewhere; return its name there."""
-  if storage.is_remote(path):
+  if storage.is_remote(path) or storage.is_remote(job.options.cache_dir):
     raise AnystepError(
       ExitCode.CONFIG,
       "file_outside_root",
@@ -165,7 +167,7 @@ def _find_tfrecord_offsets(path: epath.Path) -> np.ndarray:
   """Return where each record's frame starts, `(records,) uint64`; the last frame must end with the file."""
   offsets, position, size = array.array("Q"), 0, path.stat().length
   if size:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open(fetch(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
       while position + _LENGTH.size <= size:
         offsets.append(position)
         position += _FRAME_BYTES + _LENGTH.unpack_from(content, position)[0]

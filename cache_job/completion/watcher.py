@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from anystep.cache_job.shuffle.spill import find_spill, locate_progress
 from anystep.cache_job.state.split_job import SplitJob, find_finished_items, find_plan, list_source_ranges
 from anystep.errors import AnystepError
+from anystep.files import storage
 from anystep.programs.progress import Progress
 
 _POLL_SECONDS = 0.5
+# Each look at a store is a listing.
+_STORE_POLL_SECONDS = 5.0
 _Item = tuple[SplitJob, int]
 
 
@@ -20,6 +23,8 @@ class Watcher:
 
   def __init__(self, jobs: Sequence[SplitJob]):
     self._jobs = jobs
+    on_store = any(storage.is_remote(job.directory) for job in jobs)
+    self._poll_seconds = _STORE_POLL_SECONDS if on_store else _POLL_SECONDS
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._watch, name="anystep-cache-progress", daemon=True)
 
@@ -45,7 +50,7 @@ class Watcher:
       return
     # The plan is made once the last spill is finished.
     while not self._stopped.is_set() and any(find_plan(job) is None for job in self._jobs):
-      self._stopped.wait(_POLL_SECONDS)
+      self._stopped.wait(self._poll_seconds)
     plans = [(job, plan) for job in self._jobs if (plan := find_plan(job)) is not None]
     groups = [(job, group) for job, plan in plans for group in range(len(plan.groups))]
     written = [(job, shard) for job, plan in plans for shard in range(plan.num_shards)]
@@ -68,7 +73,7 @@ class Watcher:
       description, total=len(items), unit=unit, start=len(finished & item_of_key.keys())
     ) as progress:
       while True:
-        stopped = self._stopped.wait(_POLL_SECONDS if finished < item_of_key.keys() else 0)
+        stopped = self._stopped.wait(self._poll_seconds if finished < item_of_key.keys() else 0)
         finished = self._find_finished(kind) & item_of_key.keys()
         facts = {}
         if examples is not None:

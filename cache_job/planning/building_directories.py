@@ -35,6 +35,8 @@ def prepare_directories(works: Iterable[TaskWork]) -> None:
     AnystepError: 76 `provenance_changed` where an earlier job read another source, or ran other versions.
   """
   for work in works:
+    if work.jobs:
+      storage.remove_unfinished_uploads(work.directory)
     for job in work.jobs:
       if not job.options.resume:
         for left in list_building_directories(work.directory, [job.split]):

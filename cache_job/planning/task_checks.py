@@ -12,7 +12,7 @@ from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.state.split_job import SplitJob
 from anystep.caches.manifest import Manifest
 from anystep.errors import AnystepError, ExitCode, one_line
-from anystep.files import names
+from anystep.files import names, storage
 from anystep.tasks.registry.fingerprint import SEQIO_CACHE, cached_preprocessors
 
 
@@ -89,8 +89,8 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
   """Refuse a source whose files stand where the cache's shards would: they would be lost."""
   pattern = names.shard_pattern(job.split)
   for name in job.source_shards if job.seqio_cache is None else ():
-    folder, file = os.path.split(os.path.abspath(name))
-    if pattern.match(file) and folder == os.path.abspath(directory):
+    folder, file = os.path.split(storage.find_absolute(name))
+    if pattern.match(file) and folder == storage.find_absolute(directory):
       raise AnystepError(
         ExitCode.UNSAFE,
         "source_in_cache",

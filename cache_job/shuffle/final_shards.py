@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 from typing import Any
@@ -28,10 +29,18 @@ from anystep.order.preshuffle import preshuffle
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardFile:
-  """One file of a finished shard: its entry in the manifest, and its name until the cache is complete."""
+  """One file of a finished shard.
+
+  Attributes:
+    entry: its entry in the manifest.
+    file: its name in the job's directory until the cache is complete; on a store, where no file can be
+      renamed, it is in its place at once.
+    version: that of the object in its place on a store; empty for a local file.
+  """
 
   entry: FileEntry
   file: str
+  version: str = ""
 
 
 ShardFiles = dict[str, ShardFile]
@@ -46,7 +55,9 @@ def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
 
 def _parse_files(document: Any) -> ShardFiles:
   return {
-    kind: ShardFile(entry=FileEntry(**entry["entry"]), file=str(entry["file"]))
+    kind: ShardFile(
+      entry=FileEntry(**entry["entry"]), file=str(entry["file"]), version=str(entry.get("version", ""))
+    )
     for kind, entry in document.items()
   }
 
@@ -61,38 +72,53 @@ def write_shard(job: SplitJob, shard: int) -> None:
 
 def _is_there(job: SplitJob, file: ShardFile) -> bool:
   """Tell whether a file is whole, in the job's directory or where a job that was stopped has moved it."""
-  waiting = locate_file(job, file.file)
-  if waiting.exists():
-    return waiting.stat().length == file.entry.bytes
-  placed = epath.Path(job.directory).parent.parent / file.entry.name
-  if not placed.exists() or placed.stat().length != file.entry.bytes:
+  if not file.version and (size := storage.size_of(locate_file(job, file.file))) is not None:
+    return size == file.entry.bytes
+  placed = locate_placed(job, file.entry.name)
+  with contextlib.suppress(FileNotFoundError):
+    if file.version and storage.find_version(placed) == file.version:
+      return True
+  if storage.size_of(placed) != file.entry.bytes:
     return False
   return FileEntry.of_file(placed, name=file.entry.name, records=file.entry.records) == file.entry
+
+
+def locate_placed(job: SplitJob, name: str) -> epath.Path:
+  """Return the path of a file of the complete cache."""
+  return epath.Path(job.directory).parent.parent / name
 
 
 def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
   records, lengths = _gather(job, plan, shard)
   split, num_shards = job.split, plan.num_shards
   attempts: dict[str, tuple[str, epath.Path]] = {}
+  with storage.local_directory(job.directory) as folder:
 
-  def attempt(kind: str, name: str) -> epath.Path:
-    attempts[kind] = name, storage.attempt_path(locate_file(job, name))
-    return attempts[kind][1]
+    def attempt(kind: str, name: str) -> epath.Path:
+      attempts[kind] = name, storage.attempt_path(folder / name)
+      return attempts[kind][1]
 
-  try:
-    path = attempt("records", names.records_name(split, job.options.container, shard, num_shards))
-    offsets = _write_records(job, path, records)
-    _write_array(attempt("lengths", names.lengths_name(split, shard, num_shards)), lengths)
-    if offsets is not None:
-      _write_array(attempt("offsets", names.offsets_name(split, shard, num_shards)), offsets)
-    return {
-      kind: ShardFile(entry=FileEntry.of_file(path, name=name, records=len(records)), file=path.name)
-      for kind, (name, path) in attempts.items()
-    }
-  except BaseException:
-    for _, path in attempts.values():
-      path.unlink(missing_ok=True)
-    raise
+    try:
+      path = attempt("records", names.records_name(split, job.options.container, shard, num_shards))
+      offsets = _write_records(job, path, records)
+      _write_array(attempt("lengths", names.lengths_name(split, shard, num_shards)), lengths)
+      if offsets is not None:
+        _write_array(attempt("offsets", names.offsets_name(split, shard, num_shards)), offsets)
+      return {
+        kind: _place(job, path, FileEntry.of_file(path, name=name, records=len(records)))
+        for kind, (name, path) in attempts.items()
+      }
+    except BaseException:
+      for _, path in attempts.values():
+        path.unlink(missing_ok=True)
+      raise
+
+
+def _place(job: SplitJob, path: epath.Path, entry: FileEntry) -> ShardFile:
+  """Upload a finished file to its place on a store; a local one waits for the cache's completion."""
+  is_remote = storage.is_remote(job.directory)
+  version = storage.upload(path, locate_placed(job, entry.name)) if is_remote else ""
+  return ShardFile(entry=entry, file=path.name, version=version)
 
 
 def _write_records(job: SplitJob, path: epath.Path, records: list[bytes]) -> np.ndarray | None:

@@ -18,6 +18,7 @@ from etils import epath
 from anystep.cache_job.preprocessing.example_batches import ExampleBatches
 from anystep.cache_job.preprocessing.example_datasets import count_examples, get_registered_task
 from anystep.cache_job.state.failures import report_failures
+from anystep.cache_job.state.job_lock import keep_lock
 from anystep.cache_job.state.spill_files import SpillFile, SpillWriter, read_spill_file
 from anystep.cache_job.state.split_job import (
   SourceRange,
@@ -32,11 +33,14 @@ from anystep.cache_job.state.split_stats import SplitStats
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.feature import Feature
 from anystep.features.ragged import Ragged
+from anystep.files import storage
 from anystep.order.permutation import round_keys
 from anystep.records.parsing import parse_example
 from anystep.records.writing import serialize_example
 
 _HEARTBEAT_SECONDS = 1.0
+# Stores take one change of an object a second, and each costs.
+_STORE_HEARTBEAT_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,13 +228,16 @@ def _make_difference_error(place: int, *, expected: str, got: str, features: str
 
 
 class _Heartbeat:
-  """Writes the number of examples so far about once a second, for the watcher."""
+  """Writes the number of examples so far now and then, for the watcher."""
 
   def __init__(self, job: SplitJob, source: SourceRange):
+    self._job = job
     self._path = locate_progress(job, source.number)
-    self._next_seconds = time.monotonic() + _HEARTBEAT_SECONDS
+    self._pause_seconds = _STORE_HEARTBEAT_SECONDS if storage.is_remote(job.directory) else _HEARTBEAT_SECONDS
+    self._next_seconds = time.monotonic() + self._pause_seconds
 
   def beat(self, examples: int) -> None:
     if time.monotonic() >= self._next_seconds:
       self._path.write_text(str(examples))
-      self._next_seconds = time.monotonic() + _HEARTBEAT_SECONDS
+      keep_lock(self._job)
+      self._next_seconds = time.monotonic() + self._pause_seconds

@@ -10,6 +10,7 @@ from typing import Any
 
 from etils import epath
 
+from anystep.cache_job.state.job_lock import keep_lock
 from anystep.cache_job.state.split_job import SplitJob, find_state, locate_file
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
@@ -30,6 +31,7 @@ def report_failures(job: SplitJob, **where: object) -> Iterator[None]:
   Runners pass on only a text of the exception, and each another.
   """
   try:
+    keep_lock(job)
     yield
   except Exception as error:
     is_foreseen = isinstance(error, AnystepError)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from etils import epath
 
-from anystep.files.directory_lock import LOCK, locked_directory
+from anystep.files.directory_lock import LOCK, DirectoryLock, locked_directory
+from anystep.files.object_lock import refresh_lock
+from anystep.stores.addresses import parse_address
 
-__all__ = ["LOCK", "lock_task_directory"]
+if TYPE_CHECKING:
+  from anystep.cache_job.state.split_job import SplitJob
+
+__all__ = ["LOCK", "keep_lock", "lock_task_directory"]
+
+_REFRESH_SECONDS = 10.0
+# By lock, when this process refreshes it next.
+_next_refreshes: dict[str, float] = {}
 
 
-def lock_task_directory(directory: epath.PathLike) -> AbstractContextManager[None]:
+def lock_task_directory(directory: epath.PathLike) -> AbstractContextManager[DirectoryLock]:
   """Keep other jobs out of a task's directory; make the directory where there is none.
 
   Raises:
@@ -19,3 +31,13 @@ def lock_task_directory(directory: epath.PathLike) -> AbstractContextManager[Non
   """
   fix = "wait for that job; where it is gone from its host, remove the file that path names"
   return locked_directory(directory, kind="job_running", fix=fix)
+
+
+def keep_lock(job: SplitJob) -> None:
+  """Keep the job's lock on a store alive from a worker: its program may be gone while the engine goes on."""
+  now = time.monotonic()
+  if job.lock_id and now >= _next_refreshes.get(job.lock_id, 0):
+    _next_refreshes[job.lock_id] = now + _REFRESH_SECONDS
+    # The next refresh may reach the store again.
+    with contextlib.suppress(OSError):
+      refresh_lock(parse_address(epath.Path(job.directory).parent.parent / LOCK), job.lock_id)

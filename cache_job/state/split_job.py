@@ -34,6 +34,7 @@ class SplitJob:
     source_shards: names, in the source's order.
     seqio_cache: the directory of the task's cache by SeqIO that is its source; None for the task's own.
     options: the command line's.
+    lock_id: on a store, the job's taking of the lock, which workers keep alive.
   """
 
   task: str
@@ -42,6 +43,7 @@ class SplitJob:
   source_shards: tuple[str, ...]
   seqio_cache: str | None
   options: CacheOptions
+  lock_id: str = ""
 
   def identity(self, reader: Mapping[str, Any]) -> str:
     """Return a digest of everything that decides bytes, which names the job's directory.
@@ -197,9 +199,8 @@ def find_state(path: epath.Path, read: Callable[[Any], _Value]) -> _Value | None
 def find_finished_items(job: SplitJob) -> dict[str, set[int]]:
   """Return the numbers of the finished items by kind."""
   finished: dict[str, set[int]] = {"count": set(), "spill": set(), "sorted": set(), "final": set()}
-  directory = epath.Path(job.directory)
-  for path in directory.iterdir() if directory.exists() else ():
-    if match := _MARKER.match(path.name):
+  for name in storage.list_sizes(job.directory):
+    if match := _MARKER.match(name):
       finished[match.group(1)].add(int(match.group(2)))
   return finished
 
@@ -224,5 +225,4 @@ def make_incomplete_error(task: str, split: str, path: epath.PathLike, expected:
 
 def is_whole(job: SplitJob, name: str, size: int) -> bool:
   """Tell whether a file is in the job's directory, with a size in bytes."""
-  path = locate_file(job, name)
-  return path.exists() and path.stat().length == size
+  return storage.size_of(locate_file(job, name)) == size

@@ -140,7 +140,7 @@ def test_bad_examples_of_several_source_shards_end_the_job_at_one_more_than_are_
 
 def test_what_no_worker_could_reach_is_refused():
   with pytest.raises(AnystepError) as caught:
-    CacheOptions(cache_dir="gs://bucket/caches")
+    CacheOptions(cache_dir="ftp://host/caches")
   assert (caught.value.code, caught.value.kind) == (78, "store_unsupported")
 
 
