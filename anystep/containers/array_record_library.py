@@ -16,6 +16,7 @@ from etils import epath
 
 from anystep.containers.file_ranges import FileStamp, block_range, check_places, corrupt, wrong_records
 from anystep.forks import UnforkableLibrary, start_anew_in_children
+from anystep.stores.local_copies import fetch
 
 
 class UnknownChunkError(Exception):
@@ -43,13 +44,13 @@ _objects = _Objects()
 
 
 def open_reader(path: epath.PathLike, options: str = "") -> Any:
-  """Open an `ArrayRecordReader` of the library.
+  """Open an `ArrayRecordReader` of the library, of a store's file on a local copy.
 
   Raises:
     AnystepError: 78 `forked_process`.
     ValueError, RuntimeError: as the library raises them.
   """
-  return _open(array_record_module.ArrayRecordReader, path, options)
+  return _open(array_record_module.ArrayRecordReader, fetch(path), options)
 
 
 def open_writer(path: epath.PathLike, options: str) -> Any:

@@ -285,7 +285,7 @@ def check_output(path: str, overwrite: bool) -> None:
     raise AnystepError(
       ExitCode.CANNOT_CREATE, "output_exists", path=path, fix="write to another file, or add --overwrite"
     )
-  if not target.parent.is_dir():
+  if not storage.is_remote(path) and not target.parent.is_dir():
     raise AnystepError(
       ExitCode.CANNOT_CREATE,
       "output_directory",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
@@ -14,7 +13,7 @@ from anystep.caches.manifest import AS_IS
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converter_names import CONVERTERS
 from anystep.features.converters import FeatureConverter
-from anystep.files import names
+from anystep.files import names, storage
 from anystep.inspection.model_directory import read_converter, read_model_dir, read_plan
 from anystep.order.packing import PackingPolicy
 from anystep.plans.changes import Rate
@@ -208,7 +207,7 @@ def list_cached_tasks(roots: Iterable[str]) -> list[str]:
   while pending:
     directory, parts, above = pending.pop()
     # A link may lead back up. A store has no links: there this changes nothing.
-    real_path = os.path.realpath(directory)
+    real_path = storage.find_real(directory)
     if real_path in above:
       continue
     try:

@@ -10,6 +10,8 @@ import tensorflow as tf
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.feature import Feature
 from anystep.records.parquet_rows import open_parquet
+from anystep.stores.local_copies import fetch
+from anystep.stores.store_path import is_usable
 from anystep.tasks.sources.arrow_rows import ArrowRows, CsvRows, JsonRows, column_type, find_compression
 from anystep.tasks.sources.rows_source import FileRows, FilesSource, RowsSource
 
@@ -165,6 +167,15 @@ class TextDataSource(FilesSource):
     return files
 
   def read_shard(self, shard: tf.Tensor) -> tf.data.Dataset:
+    if self._is_on_store():
+      return tf.data.Dataset.from_tensors(shard).map(_fetch).flat_map(self._read_local)
+    return self._read_local(shard)
+
+  def _is_on_store(self) -> bool:
+    patterns = self._split_to_filepattern.values()
+    return any(is_usable(p) for some in patterns for p in ([some] if isinstance(some, str) else some))
+
+  def _read_local(self, shard: tf.Tensor) -> tf.data.Dataset:
     if self._whole_files:
       return tf.data.Dataset.from_tensors(shard).map(lambda path: {self._column: tf.io.read_file(path)})
     is_packed = tf.strings.regex_full_match(shard, r"(?s).*\.gz(-\d+-of-\d+)?")
@@ -173,3 +184,10 @@ class TextDataSource(FilesSource):
 
   def described(self) -> dict[str, Any]:
     return {**super().described(), "whole_files": self._whole_files}
+
+
+def _fetch(path: tf.Tensor) -> tf.Tensor:
+  """A local copy of a store's file: TensorFlow does not read S3, and GCS only by credentials of its own."""
+  local = tf.numpy_function(lambda name: fetch(name.decode()).encode(), [path], tf.string)
+  local.set_shape([])
+  return local

@@ -22,6 +22,7 @@ from anystep.features.feature import Feature
 from anystep.features.ragged import Batch, Ragged
 from anystep.files import storage
 from anystep.records.arrow_columns import check_same_columns
+from anystep.stores.store_path import is_usable, list_matches
 from anystep.tasks.tensors import to_tensors
 
 SHARD_ROWS = 1 << 20
@@ -86,7 +87,8 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
     patterns = self._split_to_filepattern[split]
     files = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-      paths = seqio.utils.list_files(str(pattern))
+      find = list_matches if is_usable(pattern) else seqio.utils.list_files
+      paths = find(str(pattern))
       if not paths or (not glob.has_magic(str(pattern)) and not epath.Path(pattern).exists()):
         raise _make_missing_error(split, str(pattern))
       for path in paths if not storage.is_remote(str(pattern)) else ():

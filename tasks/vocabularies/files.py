@@ -12,10 +12,13 @@ import threading
 from typing import Any
 
 import tensorflow as tf
+from etils import epath
 from google.protobuf.message import DecodeError
 
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
+from anystep.stores.local_copies import fetch
+from anystep.stores.store_path import is_usable
 from anystep.tasks import seqio_internals
 
 # TensorFlow retries for minutes if a store cannot be reached.
@@ -53,7 +56,7 @@ def find_file(path: str | os.PathLike[str]) -> str:
   readable_path = _stand_ins.get(name, name)
   problem = explain_missing(readable_path)
   if problem is None:
-    return readable_path
+    return fetch(readable_path)
   fields = {} if readable_path == name else {"in_place_of": name}
   raise AnystepError(
     ExitCode.NO_INPUT,
@@ -116,6 +119,8 @@ def _load_model(sentencepiece_model_file: str, *arguments: Any, **keywords: Any)
 
 def _look_for(path: str) -> str | None:
   try:
+    if is_usable(path):
+      return None if epath.Path(path).is_file() else "no such file"
     if not tf.io.gfile.exists(path):
       return "no such file"
     return "a directory" if tf.io.gfile.isdir(path) else None
