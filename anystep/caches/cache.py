@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from anystep.caches.file_checks import (
-  check_content,
-  check_foreign,
-  check_sizes,
-  file_changing,
-  list_directory,
-  read_array,
-  read_content,
-  stamp_file,
-)
-from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
+from anystep.caches.file_checks import check_foreign, check_sizes, list_directory, read_content
+from anystep.caches.manifest import AS_IS, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
-from anystep.containers.containers import BlockReader, open_blocks
+from anystep.caches.shard_files import ShardFiles
 from anystep.containers.file_ranges import RESTORE, FileStamp
 from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.ragged import Ragged
@@ -33,7 +24,8 @@ from anystep.order.preshuffle import preshuffle
 from anystep.records.parsing import parse_example, parse_examples
 from anystep.whole_numbers import whole_numbers
 
-_T = TypeVar("_T")
+# Lengths of so many shards are fetched from a store together.
+_TABLES_AHEAD = 32
 _COMPLETED_TEXT = re.compile(r"([A-Za-z0-9_.-]+ [0-9a-f]{64}\n)+\Z")
 
 
@@ -113,6 +105,25 @@ def open_cache(cache_dir: epath.PathLike, task: str, split: str, *, pool: ReadPo
   return cache
 
 
+def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
+  """Return the task's cache in the first root that has one.
+
+  Raises:
+    AnystepError: as `open_cache`; where no root has one, the error is that of the first root.
+  """
+  missing: AnystepError | None = None
+  for root in roots:
+    try:
+      return open_cache(root, task, split)
+    except AnystepError as error:
+      if error.kind != "cache_missing":
+        raise
+      missing = missing or error
+  raise missing or AnystepError(
+    ExitCode.CONFIG, "cache_dirs", expected="at least one directory", got="none", fix="name a cache directory"
+  )
+
+
 def _fix_of_missing(cache_dir: epath.Path, task: str) -> str:
   """Return what to do where a root has no cache of a task; the root may be the task's own directory."""
   root = cache_dir
@@ -155,6 +166,7 @@ class Cache:
     directory: the task's directory.
     manifest: the split's files, features and layout.
     manifest_sha256: sha256 of the manifest file, as COMPLETED states it.
+    files: the split's files of records.
   """
 
   def __init__(
@@ -172,9 +184,10 @@ class Cache:
     self.manifest_sha256 = manifest_sha256
     self.pool = process_pool() if pool is None else pool
     self._key = (str(self.directory), manifest.split, manifest_sha256)
-    # Stamps of record files whose content was compared with the manifest, by name.
-    self._stamps = dict(stamps or {})
     self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
+    self.files = ShardFiles(
+      manifest, path_of=self.path_of, pool=self.pool, key=self._key, stamps=stamps or {}
+    )
     # Index of the first record of each shard, where shards are files one after the other.
     self._starts = np.cumsum(manifest.shard_records) - manifest.shard_records
 
@@ -186,7 +199,7 @@ class Cache:
     return self.manifest.num_examples
 
   def __reduce__(self) -> tuple[Any, ...]:
-    stamps = {name: tuple(stamp) for name, stamp in self._stamps.items()}
+    stamps = {name: tuple(stamp) for name, stamp in self.files.stamps.items()}
     return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256, stamps)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -241,8 +254,17 @@ class Cache:
       raise IndexError(f"{self} has no records at some of shards {shards} and places {places}")
     block_records = self.manifest.block_records
     keys = list(zip(shards.tolist(), (places // block_records).tolist(), strict=True))
+    self._fetch_unheld(keys)
     blocks = {key: self.held_block(*key) for key in dict.fromkeys(keys)}
     return [blocks[key][place] for key, place in zip(keys, (places % block_records).tolist(), strict=True)]
+
+  def _fetch_unheld(self, keys: Sequence[tuple[int, int]]) -> None:
+    """Have the blocks of shards fetched from a store that the pool does not hold."""
+    blocks: dict[int, list[int]] = {}
+    for shard, block in dict.fromkeys(keys) if self.files.are_remote else ():
+      if self.pool.get((self._key, shard, block)) is None:
+        blocks.setdefault(shard, []).append(block)
+    self.files.fetch_blocks(blocks)
 
   def held_block(self, shard: int, block: int) -> list[bytes]:
     """Return the records of a block, which the pool holds from now on, as long as it has room."""
@@ -256,29 +278,13 @@ class Cache:
 
   def read_blocks(self, shard: int, blocks: Sequence[int]) -> list[list[bytes]]:
     """Read whole blocks of a shard from its file."""
-    return self._read(shard, lambda reader: [reader.read_block(block) for block in blocks])
+    if len(blocks) > 1:
+      self.files.fetch_blocks({shard: blocks})
+    return self.files.read(shard, lambda reader: [reader.read_block(block) for block in blocks])
 
   def read_single(self, shard: int, places: Sequence[int]) -> list[bytes]:
     """Read single records of a shard from its file; where a block is one chunk, each record costs a block."""
-    return self._read(shard, lambda reader: reader.read_records(places))
-
-  def _read(self, shard: int, read: Callable[[BlockReader], _T]) -> _T:
-    """Read from a shard's file, if it is still the file that was opened and checked."""
-    entry, key = self.manifest.record_files[shard], (self._key, shard)
-    with self.pool.lock:
-      for _ in range(2):
-        reader = self.pool.reader(key, lambda: self._open(shard))
-        try:
-          content = read(reader)
-        except AnystepError:
-          # So that the next call opens the file that somebody restores, as the error asks for.
-          self.pool.close_reader(key)
-          raise
-        # Compared after reading: a change of the file before the read has changed its stamp too.
-        if reader.stamp() == self._stamps[entry.name]:
-          return content
-        self.pool.close_reader(key)
-    raise file_changing(self.path_of(entry))
+    return self.files.read(shard, lambda reader: reader.read_records(places))
 
   def source_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return source shards of examples, and places among their examples, `(rows,) int64` each."""
@@ -295,11 +301,13 @@ class Cache:
   def lengths(self, shard: int) -> np.ndarray:
     """Return token counts of a shard's records: `(records, sequence features) uint32`, columns by name."""
     entry = self.manifest.lengths_files[shard]
-    shape = (entry.records, len(self.manifest.sequence_features))
-    return self._read_array(entry, "lengths_form", np.uint32, shape)
-
-  def _read_array(self, entry: FileEntry, kind: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-    return read_array(self.path_of(entry), entry.sha256, kind=kind, dtype=np.dtype(dtype), shape=shape)
+    return self.files.read_array(
+      entry,
+      kind="lengths_form",
+      dtype=np.dtype(np.uint32),
+      shape=(entry.records, len(self.manifest.sequence_features)),
+      later=self.manifest.lengths_files[shard + 1 : shard + 1 + _TABLES_AHEAD],
+    )
 
   def path_of(self, entry: FileEntry) -> epath.Path:
     """Return the path of a file of the manifest."""
@@ -329,9 +337,10 @@ class Cache:
     """
     entries = {self.path_of(entry): entry for entry in self.manifest.files}
     directories = {path.parent for path in entries}
-    listed = {path for directory in directories for path in list_directory(directory)}
+    listed = {path: stamp for folder in directories for path, stamp in list_directory(folder).items()}
     stamps = check_sizes(entries, listed)
-    self._stamps = {entry.name: stamps[entry.name] for entry in self.manifest.record_files}
+    stamped = self.manifest.files if self.files.are_remote else self.manifest.record_files
+    self.files.stamps = {entry.name: stamps[entry.name] for entry in stamped}
     if self.manifest.layout != AS_IS:
       check_foreign(entries, listed, names.shard_pattern(self.manifest.split))
 
@@ -342,7 +351,7 @@ class Cache:
       AnystepError: 65 `file_changed`, `file_missing`.
     """
     for entry in self.manifest.record_files:
-      self._check_head(entry)
+      self.files.check_head(entry)
 
   def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
     """Compare every byte of every file with the manifest, also of copies of vocabularies.
@@ -355,44 +364,15 @@ class Cache:
     """
     done_bytes = 0
     for entry in self.manifest.files:
-      check_content(self.path_of(entry), entry.sha256)
+      self.files.check_content(entry)
       done_bytes += entry.bytes
       report(done_bytes)
     for sha256 in sorted(set(self.vocabularies.values())):
       self.vocabulary(sha256)
 
-  def _check_head(self, entry: FileEntry) -> None:
-    read_content(self.path_of(entry), entry.head_sha256, num_bytes=HEAD_BYTES)
-
-  def _open(self, shard: int) -> BlockReader:
-    m = self.manifest
-    entry = m.record_files[shard]
-    path = self.path_of(entry)
-    self._check_head(entry)
-    stamp = stamp_file(path)
-    if stamp != self._stamps.get(entry.name):
-      # It may be another file, or changed, or only touched: the content decides.
-      check_content(path, entry.sha256)
-      self._stamps[entry.name] = stamp
-    offsets = None
-    if m.offsets_files:
-      offsets = self._read_array(m.offsets_files[shard], "offsets_form", np.uint64, m.offsets_shape(shard))
-    reader = open_blocks(
-      m.container,
-      path,
-      num_records=entry.records,
-      block_records=m.block_records,
-      offsets=offsets,
-      columns=tuple(m.features),
-    )
-    if reader.stamp() != stamp:
-      reader.close()
-      raise file_changing(path)
-    return reader
-
 
 def _unpickled(
-  root: str, manifest_json: str, manifest_sha256: str, stamps: Mapping[str, tuple[int, int, int]]
+  root: str, manifest_json: str, manifest_sha256: str, stamps: Mapping[str, tuple[int, int, int, str]]
 ) -> Cache:
   file_stamps = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
   return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=file_stamps)

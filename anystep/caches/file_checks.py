@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from etils import epath
@@ -16,6 +16,8 @@ from anystep.containers.file_ranges import RESTORE, FileStamp
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.input_files import open_file
 from anystep.files.os_failures import os_failure
+from anystep.stores import objects as store_objects
+from anystep.stores.addresses import is_remote, parse_address
 
 
 def read_content(path: epath.Path, sha256: str, *, num_bytes: int = -1) -> bytes:
@@ -26,19 +28,34 @@ def read_content(path: epath.Path, sha256: str, *, num_bytes: int = -1) -> bytes
   """
   with _file_errors(path), open_file(path) as file:
     content = file.read(num_bytes)
-  _check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
+  check_sha256(path, sha256, hashlib.sha256(content).hexdigest())
   return content
 
 
 def read_array(
-  path: epath.Path, sha256: str, *, kind: str, dtype: np.dtype, shape: tuple[int, ...]
+  path: epath.Path,
+  sha256: str,
+  *,
+  kind: str,
+  dtype: np.dtype,
+  shape: tuple[int, ...],
+  content: bytes | None = None,
 ) -> np.ndarray:
   """Return the array of an npy file, which must have that sha256, dtype and shape.
+
+  Args:
+    path: the file.
+    sha256: of its content.
+    kind: the error's kind for another dtype or shape.
+    dtype: the array's.
+    shape: the array's.
+    content: what was read of the file already; read again where it has another sha256.
 
   Raises:
     AnystepError: 65 `file_changed`, `file_missing`; 65 of the given kind for another dtype or shape.
   """
-  content = read_content(path, sha256)
+  if content is None or hashlib.sha256(content).hexdigest() != sha256:
+    content = read_content(path, sha256)
   try:
     array = np.load(io.BytesIO(content), allow_pickle=False)
     form: object = (array.dtype, array.shape)
@@ -57,7 +74,7 @@ def check_content(path: epath.Path, sha256: str) -> None:
   """
   with _file_errors(path), open_file(path) as file:
     file_sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-  _check_sha256(path, sha256, file_sha256)
+  check_sha256(path, sha256, file_sha256)
 
 
 def stamp_file(path: epath.Path) -> FileStamp:
@@ -71,13 +88,13 @@ def stamp_file(path: epath.Path) -> FileStamp:
 
 
 def check_sizes(
-  entries: Mapping[epath.Path, FileEntry], listed: Container[epath.Path]
+  entries: Mapping[epath.Path, FileEntry], listed: Mapping[epath.Path, FileStamp | None]
 ) -> dict[str, FileStamp]:
   """Compare the sizes of files with a manifest.
 
   Args:
     entries: the manifest's, by path.
-    listed: the paths in their directories.
+    listed: the paths in their directories, as `list_directory` returns them.
 
   Returns:
     The files' stamps, by their names in the manifest.
@@ -87,9 +104,12 @@ def check_sizes(
   """
   stamps = {}
   for path, entry in entries.items():
-    if path not in listed:
+    if path not in listed and not is_remote(path):
       raise AnystepError(ExitCode.DATA, "file_missing", path=path, fix=RESTORE)
-    stamp = stamp_file(path)
+    stamp = listed.get(path)
+    if stamp is None or stamp.size_bytes != entry.bytes:
+      # What a store's listing says or lacks may be old: the file itself decides.
+      stamp = stamp_file(path)
     if stamp.size_bytes != entry.bytes:
       raise AnystepError(
         ExitCode.DATA, "file_size", path=path, expected=entry.bytes, got=stamp.size_bytes, fix=RESTORE
@@ -112,6 +132,8 @@ def check_foreign(
     AnystepError: 65 `file_foreign`.
   """
   foreign = sorted((path.name, path) for path in listed if path not in paths and pattern.match(path.name))
+  # A store's listing may be old.
+  foreign = [(name, path) for name, path in foreign if not is_remote(path) or path.exists()]
   if foreign:
     raise AnystepError(
       ExitCode.DATA,
@@ -123,12 +145,15 @@ def check_foreign(
     )
 
 
-def list_directory(directory: epath.Path) -> list[epath.Path]:
-  """Return the paths in a directory; none where there is no such directory."""
+def list_directory(directory: epath.Path) -> dict[epath.Path, FileStamp | None]:
+  """Return the paths in a directory, none where there is none; on a store with the objects' stamps."""
   try:
-    return list(directory.iterdir())
+    if not is_remote(directory):
+      return dict.fromkeys(directory.iterdir())
+    objects = store_objects.list_directory(parse_address(directory)).objects
+    return {directory / name: FileStamp.of_object(status) for name, status in objects.items()}
   except (FileNotFoundError, NotADirectoryError):
-    return []
+    return {}
   except OSError as error:
     raise os_failure(error) from error
 
@@ -160,6 +185,7 @@ def _file_errors(path: epath.Path) -> Iterator[None]:
     raise os_failure(error) from error
 
 
-def _check_sha256(path: epath.Path, expected: str, got: str) -> None:
+def check_sha256(path: epath.Path, expected: str, got: str) -> None:
+  """Raise 65 `file_changed` where a file's sha256 is not the expected one."""
   if got != expected:
     raise AnystepError(ExitCode.DATA, "file_changed", path=path, expected=expected, got=got, fix=RESTORE)

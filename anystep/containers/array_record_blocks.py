@@ -12,8 +12,8 @@ import numpy as np
 
 from anystep.containers.array_record_library import UnknownChunkError
 from anystep.containers.file_ranges import (
-  FileRanges,
   FileStamp,
+  Ranges,
   block_range,
   check_places,
   corrupt,
@@ -52,7 +52,7 @@ class ArrayRecordBlocks:
     AnystepError: 65 `shard_corrupt` or `shard_records`; 74 `shard_unreadable`.
   """
 
-  def __init__(self, path: str, ranges: FileRanges, *, num_records: int, block_records: int):
+  def __init__(self, path: str, ranges: Ranges, *, num_records: int, block_records: int):
     self._path = path
     self._ranges = ranges
     self._block_records = block_records
@@ -73,6 +73,11 @@ class ArrayRecordBlocks:
     places = check_places(places, self._num_records)
     blocks = {block: self._read_block(block) for block in {place // self._block_records for place in places}}
     return [blocks[place // self._block_records][place % self._block_records] for place in places]
+
+  def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the range of the blocks that hold records [start, stop)."""
+    last = (stop - 1) // self._block_records
+    return [(int(self._begins[start // self._block_records]), int(self._begins[last + 1]))]
 
   def stamp(self) -> FileStamp:
     """The stamp of the open file."""

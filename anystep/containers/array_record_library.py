@@ -110,6 +110,10 @@ class LibraryBlocks:
     places = check_places(places, self._num_records)
     return self._read(len(places), places)
 
+  def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return nothing: the library reads the file itself."""
+    return []
+
   def stamp(self) -> FileStamp | None:
     """The stamp of the file that is at the path now, if any: the library does not give its open file."""
     try:

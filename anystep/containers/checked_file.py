@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from google_crc32c import value as checksum
 
-from anystep.containers.file_ranges import RESTORE, FileRanges, corrupt, unreadable
+from anystep.containers.file_ranges import RESTORE, Ranges, corrupt, unreadable
 from anystep.errors import AnystepError, ExitCode
 
 PART_BYTES = 1 << 16
@@ -21,6 +21,15 @@ def num_parts(size_bytes: int) -> int:
   (0, 1, 2)
   """
   return -(-size_bytes // PART_BYTES)
+
+
+def whole_parts(start: int, stop: int, *, size: int) -> tuple[int, int]:
+  """Return the range of the parts that hold bytes [start, stop) of a file.
+
+  >>> whole_parts(70000, 70001, size=100000)
+  (65536, 100000)
+  """
+  return start // PART_BYTES * PART_BYTES, min(-(-stop // PART_BYTES) * PART_BYTES, size)
 
 
 def part_checksums(content: bytes) -> list[int]:
@@ -51,7 +60,7 @@ class CheckedFile(io.RawIOBase):
     AnystepError: 65 `offsets_invalid` for parts that are not the file's.
   """
 
-  def __init__(self, path: str, ranges: FileRanges, parts: np.ndarray):
+  def __init__(self, path: str, ranges: Ranges, parts: np.ndarray):
     expected = num_parts(ranges.size)
     right = parts.dtype == np.uint64 and parts.shape == (expected, 2)
     if not right or (parts[:, 0] != np.arange(expected) * PART_BYTES).any():
@@ -94,7 +103,7 @@ class CheckedFile(io.RawIOBase):
     self._position = stop
     first, last = start // PART_BYTES, -(-stop // PART_BYTES)
     try:
-      content = self._ranges.read(first * PART_BYTES, min(last * PART_BYTES, end))
+      content = self._ranges.read(*whole_parts(start, stop, size=end))
     except OSError as error:
       raise unreadable(self._path, error) from error
     for part in range(first, last):

@@ -17,15 +17,14 @@ from etils import epath
 from anystep.compiled import is_fast
 from anystep.containers.array_record_library import LibraryBlocks, UnknownChunkError, open_writer
 from anystep.containers.checked_file import num_parts
-from anystep.containers.file_ranges import (
-  FileRanges,
-  FileStamp,
-)
+from anystep.containers.file_ranges import FileStamp, Ranges, open_ranges
 from anystep.containers.tfrecord import TFRecordBlocks, write_tfrecord
 
 ARRAY_RECORD = "array_record"
 TFRECORD = "tfrecord"
 PARQUET = "parquet"
+# PyArrow reads 64 KiB at once, which are in two parts with a checksum each.
+_PARQUET_FOOTER_BYTES = 2 << 16
 
 
 class BlockReader(Protocol):
@@ -53,6 +52,12 @@ class BlockReader(Protocol):
       IndexError: for a place that the shard does not have.
     """
 
+  def spans(self, start: int, stop: int) -> Sequence[tuple[int, int]]:
+    """Return the ranges of the file's bytes, [start, stop) each, that hold records [start, stop).
+
+    Whoever fetches these first reads the records without waiting for the file.
+    """
+
   def stamp(self) -> FileStamp | None:
     """The stamp of the file that is read; None if the file is gone."""
 
@@ -71,12 +76,14 @@ class ContainerFormat:
     options: the writer's options for blocks of so many records.
     offsets_shape: the shape of the table of offsets beside a file, by the file's bytes and records; None
       where a file needs no table.
+    index_span: the range of bytes that opening a file mostly reads, by the file's bytes and blocks.
   """
 
   open: Callable[..., BlockReader]
   write: Callable[[epath.PathLike, Sequence[bytes], str], np.ndarray | None] | None = None
   options: Callable[[int], str] = lambda block_records: ""
   offsets_shape: Callable[[int, int], tuple[int, ...]] | None = None
+  index_span: Callable[[int, int], tuple[int, int]] = lambda num_bytes, num_blocks: (0, 0)
 
 
 def container_options(container: str, block_records: int) -> str:
@@ -98,6 +105,7 @@ def open_blocks(
   block_records: int,
   offsets: np.ndarray | None = None,
   columns: Sequence[str] = (),
+  open_ranges: Callable[[epath.PathLike], Ranges] = open_ranges,
 ) -> BlockReader:
   """Open a shard.
 
@@ -108,6 +116,7 @@ def open_blocks(
     block_records: g.
     offsets: the table beside the file, `uint64` of the container's `offsets_shape`. It is not copied.
     columns: for a Parquet file, names of the columns of a record.
+    open_ranges: opens the file.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
@@ -116,7 +125,12 @@ def open_blocks(
   if form.offsets_shape is not None and offsets is None:
     raise ValueError(f"a file in {container} is opened with its offsets")
   return form.open(
-    path, num_records=num_records, block_records=block_records, offsets=offsets, columns=columns
+    path,
+    num_records=num_records,
+    block_records=block_records,
+    offsets=offsets,
+    columns=columns,
+    open_ranges=open_ranges,
   )
 
 
@@ -157,7 +171,12 @@ def _written(name: str) -> ContainerFormat:
 
 
 def _open_array_record(
-  path: epath.PathLike, *, num_records: int, block_records: int, **unused: object
+  path: epath.PathLike,
+  *,
+  num_records: int,
+  block_records: int,
+  open_ranges: Callable[[epath.PathLike], Ranges],
+  **unused: object,
 ) -> BlockReader:
   """Open a file of the cache job by our own reader, and any other file by the library's."""
   size = {"num_records": num_records, "block_records": block_records}
@@ -165,8 +184,17 @@ def _open_array_record(
     from anystep.containers.array_record_blocks import ArrayRecordBlocks
 
     with contextlib.suppress(UnknownChunkError):
-      return ArrayRecordBlocks(str(path), FileRanges(path), **size)
+      return ArrayRecordBlocks(str(path), open_ranges(path), **size)
   return LibraryBlocks(path, **size)
+
+
+def _array_record_index(num_bytes: int, num_blocks: int) -> tuple[int, int]:
+  """Return the range of the index, with up to 20 bytes a block, and of the begin of the file's last 64 KiB.
+
+  The index ends up to 64 KiB before these.
+  """
+  last = num_bytes - (1 << 16)
+  return max(last - (1 << 16) - 20 * num_blocks, 0), max(last + (1 << 10), 0)
 
 
 def write_array_record(path: epath.PathLike, records: Sequence[bytes], *, options: str) -> None:
@@ -197,6 +225,7 @@ FORMATS: Mapping[str, ContainerFormat] = {
     write=lambda path, records, options: write_array_record(path, records, options=options),
     # A block is one chunk. Zstandard's fastest level shrinks token ids to a third, in less time than parsing.
     options=lambda block_records: f"group_size:{block_records},zstd:1",
+    index_span=_array_record_index,
   ),
   TFRECORD: ContainerFormat(
     open=lambda path, *, columns, **arguments: TFRecordBlocks(path, **arguments),
@@ -205,7 +234,9 @@ FORMATS: Mapping[str, ContainerFormat] = {
   ),
   # The offset and the checksum of each part.
   PARQUET: ContainerFormat(
-    open=_open_parquet, offsets_shape=lambda num_bytes, num_records: (num_parts(num_bytes), 2)
+    open=_open_parquet,
+    offsets_shape=lambda num_bytes, num_records: (num_parts(num_bytes), 2),
+    index_span=lambda num_bytes, num_blocks: (max(num_bytes - _PARQUET_FOOTER_BYTES, 0), num_bytes),
   ),
 }
 # The containers that a cache can be written in.

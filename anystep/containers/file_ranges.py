@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode, one_line
-from anystep.files.storage import is_remote
+from anystep.stores.addresses import is_remote, parse_address
+from anystep.stores.failures import ObjectChangedError
+from anystep.stores.objects import ObjectStatus, head
+from anystep.stores.range_fetcher import FetchBudget, ObjectContent, RangeFetcher, Span
 
 RESTORE = "restore the file from where the cache was made, or cache the task again with --overwrite"
 
@@ -20,13 +22,15 @@ class FileStamp(NamedTuple):
 
   Attributes:
     size_bytes: its size.
-    modified_ns: time of the last change, in nanoseconds since 1970.
-    inode: its number in a local file system; 0 on an object store.
+    modified_ns: time of the last change, in nanoseconds since 1970; 0 on a store.
+    inode: its number in a local file system; 0 on a store.
+    etag: a store's name for the content; empty in a local file system.
   """
 
   size_bytes: int
   modified_ns: int
   inode: int
+  etag: str = ""
 
   @classmethod
   def at(cls, path: epath.PathLike) -> FileStamp:
@@ -36,23 +40,43 @@ class FileStamp(NamedTuple):
       OSError: if there is no file.
     """
     if is_remote(path):
-      status = epath.Path(path).stat()
-      return cls(status.length, int(status.mtime * 10**9), 0)
+      return cls.of_object(head(parse_address(path)))
     return cls._of(os.stat(path))
+
+  @classmethod
+  def of_object(cls, status: ObjectStatus) -> FileStamp:
+    """Return the stamp of an object; its time is left out, for objects that are merely copied keep ETags."""
+    return cls(status.size_bytes, 0, 0, status.etag)
 
   @classmethod
   def _of(cls, status: os.stat_result) -> FileStamp:
     return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-class FileRanges:
+class Ranges(Protocol):
   """Ranges of a file's bytes, read by any number of threads.
-
-  Args:
-    path: the file.
 
   Attributes:
     size: the file's, in bytes.
+  """
+
+  size: int
+
+  def read(self, start: int, stop: int) -> bytes:
+    """Read bytes [start, stop); fewer only at the file's end."""
+
+  def stamp(self) -> FileStamp:
+    """Return the stamp of the file that is read, though another may be at its path by now."""
+
+  def close(self) -> None:
+    """Closes the file."""
+
+
+class FileRanges:
+  """`Ranges` of a local file.
+
+  Args:
+    path: the file.
 
   Raises:
     AnystepError: 65 `shard_corrupt` if there is no such file; 74 `shard_unreadable`.
@@ -60,24 +84,16 @@ class FileRanges:
 
   def __init__(self, path: epath.PathLike):
     try:
-      self._file: IO[bytes] = epath.Path(path).open("rb")
+      self._file: IO[bytes] = open(path, "rb", buffering=0)  # noqa: SIM115
     except FileNotFoundError as error:
       raise corrupt(str(path), error) from error
     except OSError as error:
       raise unreadable(str(path), error) from error
-    self._path = path
-    self._lock = threading.Lock()
-    self.size = self._seek(0, os.SEEK_END)
-    try:
-      self._file.fileno()
-      self._positioned = True
-    except (AttributeError, OSError):
-      # An object store's file has no descriptor, but one position, which reads move.
-      self._positioned = False
+    self.size = self._file.seek(0, os.SEEK_END)
 
   def read(self, start: int, stop: int) -> bytes:
     """Read bytes [start, stop); fewer only at the file's end."""
-    content = self._read_some(start, stop)
+    content = os.pread(self._file.fileno(), stop - start, start)
     # One system call reads at most 2 GiB.
     while len(content) < stop - start and (more := self._read_some(start + len(content), stop)):
       content += more
@@ -85,23 +101,70 @@ class FileRanges:
 
   def stamp(self) -> FileStamp:
     """Return the size, time and inode of the open file, though another file may be at its path by now."""
-    return FileStamp._of(os.fstat(self._file.fileno())) if self._positioned else FileStamp.at(self._path)
+    return FileStamp._of(os.fstat(self._file.fileno()))
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
 
   def _read_some(self, start: int, stop: int) -> bytes:
-    if self._positioned:
-      return os.pread(self._file.fileno(), stop - start, start)
-    with self._lock:
-      self._seek(start)
-      return self._file.read(stop - start)
+    return os.pread(self._file.fileno(), stop - start, start)
 
-  def _seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-    self._file.seek(position, whence)
-    # TensorFlow's files do not return the position from seek.
-    return self._file.tell()
+
+class ObjectRanges:
+  """`Ranges` of an object on a store: of one content, and of no other that replaces it.
+
+  Args:
+    content: the content.
+    fetcher: fetches ranges.
+  """
+
+  def __init__(self, content: ObjectContent, fetcher: RangeFetcher):
+    self._content = content
+    self._fetcher = fetcher
+    self.size = content.size_bytes
+
+  def read(self, start: int, stop: int) -> bytes:
+    """Read bytes [start, stop); fewer only at the object's end.
+
+    Raises:
+      OSError: as `RangeFetcher.read`; ObjectChangedError if the object has another content by now.
+    """
+    return self._fetcher.read(Span(self._content, start, stop))
+
+  def stamp(self) -> FileStamp:
+    """Return the content's stamp: no other content is read."""
+    return FileStamp(self.size, 0, 0, self._content.etag)
+
+  def close(self) -> None:
+    """Do nothing: an object is not kept open."""
+
+
+def open_ranges(path: epath.PathLike) -> Ranges:
+  """Open a local file, or the content that an object has now.
+
+  Raises:
+    AnystepError: as `FileRanges`.
+  """
+  if not is_remote(path):
+    return FileRanges(path)
+  try:
+    stamp = FileStamp.at(path)
+  except FileNotFoundError as error:
+    raise corrupt(str(path), error) from error
+  except OSError as error:
+    raise unreadable(str(path), error) from error
+  return ObjectRanges(content_at(path, stamp), RangeFetcher(FetchBudget()))
+
+
+def content_at(path: epath.PathLike, stamp: FileStamp) -> ObjectContent:
+  """Return the content of an object that has a stamp."""
+  return ObjectContent(parse_address(path), stamp.size_bytes, stamp.etag)
+
+
+def is_replaced(error: AnystepError) -> bool:
+  """Return whether an error comes from an object that is gone or has another content by now."""
+  return isinstance(error.__cause__, (ObjectChangedError, FileNotFoundError))
 
 
 def block_range(block: int, block_records: int, num_records: int) -> tuple[int, int]:

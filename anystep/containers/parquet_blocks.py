@@ -6,15 +6,15 @@ of each 64 KiB, and each part is compared with it before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
 
-from anystep.containers.checked_file import CheckedFile
+from anystep.containers.checked_file import CheckedFile, whole_parts
 from anystep.containers.file_ranges import (
-  FileRanges,
   FileStamp,
+  Ranges,
   block_range,
   check_places,
   corrupt,
@@ -39,6 +39,7 @@ class ParquetBlocks:
     block_records: g.
     offsets: the result of `checked_file.part_table`; not copied.
     columns: names of the columns of a record.
+    open_ranges: opens the file.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`; 78
@@ -53,13 +54,14 @@ class ParquetBlocks:
     block_records: int,
     offsets: np.ndarray,
     columns: Sequence[str],
+    open_ranges: Callable[[epath.PathLike], Ranges],
   ):
     self._path = str(path)
     self._num_records = num_records
     self._block_records = block_records
     # Before the file is opened, so that a missing package is not reported as a fault of the file.
     parquet()
-    self._ranges = FileRanges(path)
+    self._ranges = open_ranges(path)
     try:
       self._rows = self._open_rows(offsets, columns)
     except AnystepError:
@@ -78,6 +80,11 @@ class ParquetBlocks:
     distinct, inverse = np.unique(checked, return_inverse=True)
     records = self._read(distinct)
     return [records[k] for k in inverse.tolist()]
+
+  def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the ranges of the columns' chunks in the row groups that hold records [start, stop)."""
+    spans = self._rows.column_spans(start, stop)
+    return [whole_parts(begin, end, size=self._ranges.size) for begin, end in spans]
 
   def stamp(self) -> FileStamp:
     """The stamp of the open file."""

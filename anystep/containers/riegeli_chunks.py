@@ -14,7 +14,7 @@ import zstandard
 
 from anystep.containers import riegeli_loops
 from anystep.containers.array_record_library import UnknownChunkError
-from anystep.containers.file_ranges import FileRanges
+from anystep.containers.file_ranges import Ranges
 from anystep.containers.riegeli_loops import SIMPLE, UNCOMPRESSED, ZSTANDARD
 from anystep.limits import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 
@@ -56,7 +56,7 @@ class SimpleChunk(NamedTuple):
     return records
 
 
-def read_chunk(ranges: FileRanges, begin: int, end: int) -> SimpleChunk:
+def read_chunk(ranges: Ranges, begin: int, end: int) -> SimpleChunk:
   """Read the chunk at [begin, end) of a file; padding may follow it there.
 
   Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
@@ -15,8 +15,8 @@ from google_crc32c import value as checksum
 
 from anystep.containers.file_ranges import (
   RESTORE,
-  FileRanges,
   FileStamp,
+  Ranges,
   block_range,
   check_places,
   corrupt,
@@ -48,12 +48,21 @@ class TFRecordBlocks:
     num_records: the manifest's number of records in the file.
     block_records: g.
     offsets: the offset of each record's framing, `(records,) uint64`; not copied.
+    open_ranges: opens the file.
 
   Raises:
     AnystepError: 65 `shard_corrupt`, `shard_records` or `offsets_invalid`; 74 `shard_unreadable`.
   """
 
-  def __init__(self, path: epath.PathLike, *, num_records: int, block_records: int, offsets: np.ndarray):
+  def __init__(
+    self,
+    path: epath.PathLike,
+    *,
+    num_records: int,
+    block_records: int,
+    offsets: np.ndarray,
+    open_ranges: Callable[[epath.PathLike], Ranges],
+  ):
     self._path = str(path)
     self._block_records = block_records
     self._num_records = num_records
@@ -63,7 +72,7 @@ class TFRecordBlocks:
       raise self._wrong_offsets("(records,) uint64", f"{offsets.shape} {offsets.dtype}")
     if len(offsets) != num_records:
       raise wrong_records(self._path, num_records, len(offsets))
-    self._ranges = FileRanges(path)
+    self._ranges = open_ranges(path)
     self._size = self._ranges.size
     try:
       self._check_offsets()
@@ -78,6 +87,10 @@ class TFRecordBlocks:
   def read_records(self, places: Sequence[int]) -> list[bytes]:
     """Return single records by place; each costs one read of its bytes."""
     return [self._read(place, place + 1)[0] for place in check_places(places, self._num_records)]
+
+  def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the range of records [start, stop)."""
+    return [(self._begin(start), self._begin(stop))]
 
   def stamp(self) -> FileStamp:
     """The stamp of the open file."""
@@ -109,10 +122,13 @@ class TFRecordBlocks:
       ExitCode.DATA, "offsets_invalid", path=self._path, expected=expected, got=got, fix=RESTORE
     )
 
+  def _begin(self, place: int) -> int:
+    """Return the begin of a record, or the file's size after the last."""
+    return self._size if place == self._num_records else int(self._offsets[place])
+
   def _read(self, start: int, stop: int) -> list[bytes]:
     """Read records [start, stop), at least one."""
-    begin = int(self._offsets[start])
-    end = self._size if stop == self._num_records else int(self._offsets[stop])
+    begin, end = self._begin(start), self._begin(stop)
     try:
       content = self._ranges.read(begin, end)
     except OSError as error:

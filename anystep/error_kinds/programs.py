@@ -41,6 +41,7 @@ PROGRAMS = {
     "module_import": "A module that registers tasks cannot be imported, here or on a worker.",
     "out_of_memory": "The program needs more memory than it may have.",
     "package_missing": "A package that this needs is not installed; the fix is the command that installs it.",
+    "store_setting": "An environment variable for reading from stores is not a whole number from 1 on.",
     "store_unsupported": "The path is on a store that cannot be used here; the fix says what to do.",
   },
 }

@@ -106,6 +106,19 @@ class ParquetRows:
         records += _serialize(columns_of(batch, self.features, self._path, rows=rows))
     return records
 
+  def column_spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the ranges of the file's bytes that hold the columns of rows [start, stop), by row group."""
+    stops = np.cumsum(self.group_rows)
+    first, last = np.searchsorted(stops, [start, stop - 1], side="right").tolist()
+    chunks = [
+      group.column(k)
+      for group in self._groups[first : last + 1]
+      for k in range(group.num_columns)
+      if group.column(k).path_in_schema.partition(".")[0] in self.features
+    ]
+    begins = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
+    return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, chunks, strict=True)]
+
   def check_records(self) -> None:
     """Refuse columns with values that a record cannot hold exactly.
 

@@ -1,14 +1,16 @@
-"""The reader of a plan's records, which reads each block once where the budget allows."""
+"""The reader of a plan's records, which reads each block once where the budget allows, and fetches ahead."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from anystep.caches.cache import Cache
+from anystep.errors import AnystepError
 from anystep.forks import start_anew_in_children
 from anystep.order.epochs import EpochPolicy, Turns, number_rows
 from anystep.plans.plan import BatchRows, Plan
@@ -22,6 +24,9 @@ from anystep.streams.gathering import (
 from anystep.streams.window_sizes import WindowSizes
 from anystep.streams.windows import Window, WindowKey, WindowReader
 
+# A stream fetches so many rows ahead from stores at most, in so many chunks where the budget ends it before.
+_MAX_ROWS_AHEAD = 1 << 19
+_CHUNKS_AHEAD = 6
 _NO_NUMBERS = np.zeros(0, np.int64)
 _owners = itertools.count()
 
@@ -44,6 +49,8 @@ class RecordReader:
   Attributes:
     features: names of the features that some task's units are packed by, the columns of
       `UnitRecords.lengths`.
+    is_remote: whether some cache is on a store.
+    fetcher: fetches from stores, for all readers of a pool; None on local disks.
   """
 
   def __init__(
@@ -58,6 +65,8 @@ class RecordReader:
     self._sizes = WindowSizes(plan, in_order, shards_touched=[touched[name] for name in plan.task_names])
     self._windows = WindowReader(plan, in_order, owner=self._owner)
     self.features = self._windows.features
+    self.is_remote = self._windows.is_remote
+    self.fetcher = self._pool.fetcher if self.is_remote else None
     self.start_anew()
     start_anew_in_children(self)
 
@@ -89,6 +98,26 @@ class RecordReader:
         parts = split_by_window(windows, window_of, within)
     return gather_units(where, parts, num_features=len(self.features) if self._windows.has_tables else None)
 
+  def fetch(self, task: np.ndarray, unit: np.ndarray) -> int:
+    """Have the records of units fetched from stores ahead of need; do nothing on local disks.
+
+    Returns:
+      The number of bytes that were not fetched before.
+
+    Raises:
+      AnystepError, OSError: as `read`, for what has to be opened.
+    """
+    if not self.is_remote or not len(task):
+      return 0
+    turns = self._order.turns(task, unit)
+    with self._lock:
+      self._choose_sizes(task, turns)
+      if self._is_global:
+        return self._fetch_global(task, turns, self._order.places(task, turns))
+      keys, stops, *_ = self._find_windows(task, turns)
+      unread = [number for number, key in enumerate(keys) if self._pool.get((self._owner, key)) is None]
+      return self._windows.fetch([keys[number] for number in unread], stops[unread]) if unread else 0
+
   def close(self) -> None:
     """Let go of what is held; a read that is going on is waited for."""
     with self._lock:
@@ -97,12 +126,13 @@ class RecordReader:
 
   def _choose_sizes(self, task: np.ndarray, turns: Turns) -> None:
     """Choose the window sizes of tasks that are read for the first time, from one block of each."""
-    blocks = {}
+    first_turns = {}
     for k in np.unique(task[self._sizes.turns[task] == 0]).tolist():
       row = np.nonzero(task == k)[0][:1]
-      blocks[k] = self._windows.read_first_block(k, Turns(*(column[row] for column in turns)))
-    if not blocks:
+      first_turns[k] = Turns(*(column[row] for column in turns))
+    if not first_turns:
       return
+    blocks = self._windows.read_first_blocks(first_turns)
     self._sizes.choose(blocks)
     for k in blocks if self._is_global else ():
       if self._sizes.turns[k] == 1:
@@ -115,14 +145,11 @@ class RecordReader:
     """
     if not len(task):
       return [], _NO_NUMBERS, _NO_NUMBERS
-    start, stop = self._sizes.bounds(task, turns, self._order.shard_sizes(task, turns.shards))
-    columns = (task, turns.epochs, turns.shards, start)
-    _, first, window_of = np.unique(number_rows(*columns), return_index=True, return_inverse=True)
-    keys: list[WindowKey] = list(zip(*(column[first].tolist() for column in columns), strict=True))
+    keys, stops, window_of, start = self._find_windows(task, turns)
     windows = [self._pool.get((self._owner, key)) for key in keys]
     missing = [k for k, window in enumerate(windows) if window is None]
     if missing:
-      read = self._windows.read([keys[k] for k in missing], stop[first[missing]])
+      read = self._windows.read([keys[k] for k in missing], stops[missing])
       for k, window in zip(missing, read, strict=True):
         windows[k] = window
     read_now = set(missing)
@@ -136,13 +163,99 @@ class RecordReader:
         self._pool.hold((self._owner, keys[k]), window, window.held_bytes)
     return windows, window_of, turns.turns - start
 
+  def _find_windows(
+    self, task: np.ndarray, turns: Turns
+  ) -> tuple[list[WindowKey], np.ndarray, np.ndarray, np.ndarray]:
+    """Return the windows of units.
+
+    Returns:
+      Keys of the windows; for each the turn after its last, `(windows,) int64`; for each unit the number of
+      its window and the window's first turn, `(rows,) int64` each.
+    """
+    start, stop = self._sizes.bounds(task, turns, self._order.shard_sizes(task, turns.shards))
+    columns = (task, turns.epochs, turns.shards, start)
+    _, first, window_of = np.unique(number_rows(*columns), return_index=True, return_inverse=True)
+    keys: list[WindowKey] = list(zip(*(column[first].tolist() for column in columns), strict=True))
+    return keys, stop[first], window_of, start
+
   def _read_global(self, task: np.ndarray, turns: Turns) -> Iterator[WindowRows]:
     """Read units whose places follow no order, shard by shard."""
     places = self._order.places(task, turns)
+    self._fetch_global(task, turns, places)
     for k in np.unique(task).tolist():
       task_rows = np.nonzero(task == k)[0]
+      hold_blocks = bool(self._sizes.turns[k] > 1)
       for shard in np.unique(turns.shards[task_rows]).tolist():
         rows = task_rows[turns.shards[task_rows] == shard]
-        hold_blocks = bool(self._sizes.turns[k] > 1)
         window = self._windows.read_units(k, shard, places[rows], hold_blocks=hold_blocks)
         yield WindowRows(rows, window, np.arange(len(rows)))
+
+  def _fetch_global(self, task: np.ndarray, turns: Turns, places: np.ndarray) -> int:
+    """Have units whose places follow no order fetched from stores; return the number of new bytes."""
+    num_bytes = 0
+    for k in np.unique(task).tolist() if self.is_remote else ():
+      of_task, hold_blocks = task == k, bool(self._sizes.turns[k] > 1)
+      by_shard = {
+        shard: places[of_task & (turns.shards == shard)]
+        for shard in np.unique(turns.shards[of_task]).tolist()
+      }
+      num_bytes += self._windows.fetch_units(k, by_shard, hold_blocks=hold_blocks)
+    return num_bytes
+
+
+class FetchAhead:
+  """Has the records of later steps fetched from stores, as far as the budget has room.
+
+  Calls must not overlap.
+
+  Args:
+    reader: the stream's.
+    units: returns task and unit of each row of some steps that is no padding, `(rows,)` each.
+  """
+
+  def __init__(self, reader: RecordReader, units: Callable[[range], tuple[np.ndarray, np.ndarray]]):
+    self._reader = reader
+    self._units = units
+    # Steps whose records were fetched, those that were read since among them.
+    self._fetched = range(0)
+    self._chunk_steps, self._chunk_bytes, self._step_rows = 1, 0, 1
+
+  def advance(self, steps: range, num_steps: int | None) -> None:
+    """Have the records of some steps fetched, which are read now, and of some of the steps after these.
+
+    Each call fetches a chunk at most, and chunks grow: the first steps wait for nothing else.
+
+    Args:
+      steps: the steps.
+      num_steps: none from this step on.
+    """
+    fetcher = self._reader.fetcher
+    if fetcher is None:
+      return
+    if not self._fetched.start <= steps.start <= self._fetched.stop:
+      self._fetched, self._chunk_steps, self._chunk_bytes = range(steps.start, steps.start), len(steps), 0
+    self._fetched = range(steps.start, self._fetched.stop)
+    if self._fetched.stop < steps.stop:
+      self._fetch(steps.stop)
+    rows_ahead = (self._fetched.stop - steps.stop) * self._step_rows
+    if rows_ahead >= _MAX_ROWS_AHEAD or fetcher.free_bytes <= 2 * self._chunk_bytes:
+      return
+    stop = self._fetched.stop + self._chunk_steps
+    self._chunk_bytes = self._fetch(stop if num_steps is None else min(stop, num_steps))
+    if self._chunk_bytes < fetcher.budget.ahead_bytes // _CHUNKS_AHEAD:
+      self._chunk_steps *= 2
+    elif self._chunk_bytes > 2 * fetcher.budget.ahead_bytes // _CHUNKS_AHEAD:
+      self._chunk_steps = max(self._chunk_steps // 2, 1)
+
+  def _fetch(self, stop: int) -> int:
+    """Have the records fetched up to a step; return the number of bytes."""
+    steps = range(self._fetched.stop, stop)
+    self._fetched = range(self._fetched.start, stop)
+    if not steps:
+      return 0
+    task, unit = self._units(steps)
+    self._step_rows = max(len(task) // len(steps), 1)
+    # Whoever reads these records gets the error.
+    with contextlib.suppress(AnystepError, OSError):
+      return self._reader.fetch(task, unit)
+    return 0

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from etils import epath
 
-from anystep.caches.cache import Cache, open_cache
+from anystep.caches.cache import Cache, find_cache
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.converters import FeatureConverter, PassThroughConverter, Rows
 from anystep.features.ragged import Batch, Ragged, make_padding
@@ -116,25 +116,6 @@ def _check_converter(converter: object) -> None:
     )
 
 
-def find_cache(roots: Iterable[epath.PathLike], task: str, split: str) -> Cache:
-  """Return the task's cache in the first root that has one.
-
-  Raises:
-    AnystepError: as `open_cache`; where no root has one, the error is that of the first root.
-  """
-  missing: AnystepError | None = None
-  for root in roots:
-    try:
-      return open_cache(root, task, split)
-    except AnystepError as error:
-      if error.kind != "cache_missing":
-        raise
-      missing = missing or error
-  raise missing or AnystepError(
-    ExitCode.CONFIG, "cache_dirs", expected="at least one directory", got="none", fix="name a cache directory"
-  )
-
-
 class Stream(Iterator[Rows]):
   """An iterator of batches that starts anywhere; made by `open_stream`.
 
@@ -172,6 +153,7 @@ class Stream(Iterator[Rows]):
     # Held while a batch is taken and `step` moves on. Reentrant, for a signal's handler may run in between.
     self._lock = threading.RLock()
     self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
+    self._fetch_ahead = self._examples.fetch_ahead(lambda steps: self._units(steps)[1])
 
   def __next__(self) -> Rows:
     if self._lock._is_owned():  # type: ignore[attr-defined]
@@ -224,7 +206,7 @@ class Stream(Iterator[Rows]):
     self.plan.schedule.readable_step(step)
     batch = None
     if self._ahead:
-      making = Making(self._read, self._convert_steps, self._steps_together)
+      making = Making(self._read_next, self._convert_steps, self._steps_together)
       batch = self._ahead.take(step, num_steps, making)
     return self.batch(step) if batch is None else batch
 
@@ -242,12 +224,22 @@ class Stream(Iterator[Rows]):
     """Return the batches of some steps, read and parsed together."""
     return self._convert_steps(self._read(steps))
 
+  def _read_next(self, steps: range) -> _Read:
+    """Read records in the order of the steps; those of later steps are fetched from stores meanwhile."""
+    self._fetch_ahead.advance(steps, self.plan.num_steps)
+    return self._read(steps)
+
   def _read(self, steps: range) -> _Read:
+    real, (task, unit) = self._units(steps)
+    return steps, real, self._examples.read(task, unit)
+
+  def _units(self, steps: range) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return which rows of some steps are no padding, and of these the tasks and the units."""
     units = [self.plan.units(step, self.rows_at(step)) for step in steps]
     real = [np.ones(len(task), bool) if is_real is None else is_real for task, _, is_real in units]
     all_real = np.concatenate(real)
     task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
-    return steps, real, self._examples.read(task, unit)
+    return real, (task, unit)
 
   def _steps_together(self, step: int) -> int:
     """Return the number of steps that are made together ahead of need, from a step on."""

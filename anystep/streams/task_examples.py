@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from anystep.plans.plan import BatchRows, Plan
 from anystep.plans.tombstones import NEVER
 from anystep.records.parsing import ExampleParser
 from anystep.streams.gathering import UnitRecords
-from anystep.streams.record_reader import RecordReader
+from anystep.streams.record_reader import FetchAhead, RecordReader
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
 
@@ -55,6 +55,10 @@ class TaskExamples:
       features = common_features({c.manifest.task: c.manifest.features for c in self._caches})
       self._parsers = [ExampleParser(features)] * len(self._caches)
     self._common: dict[str, Feature] | None = None
+
+  def fetch_ahead(self, units: Callable[[range], tuple[np.ndarray, np.ndarray]]) -> FetchAhead:
+    """Return what has later steps' records fetched from stores; see `FetchAhead`."""
+    return FetchAhead(self._reader, units)
 
   def read(self, task: np.ndarray, unit: np.ndarray) -> UnitRecords:
     """Return the records of units, in their order; see `RecordReader.read`."""

@@ -47,6 +47,7 @@ class WindowSizes:
     self.turns = np.zeros(len(caches), np.int64)
     self._task_names = plan.task_names
     self._pool = caches[0].pool
+    self._are_local = np.array([not cache.files.are_remote for cache in caches])
     self._is_global = plan.epoch_policy is EpochPolicy.GLOBAL
     self._has_table = [table is not None for table in tables]
     self.shards_touched = np.maximum(shards_touched, 1)
@@ -108,7 +109,7 @@ class WindowSizes:
 
   def _count_blocks(self, k: int, ahead: float) -> int:
     """Return how many blocks a window has, where the budget holds `ahead` times what is needed."""
-    few_files = self.shards_touched.sum() > self._pool.open_files
+    few_files = self.shards_touched[self._are_local].sum() > self._pool.open_files
     most_blocks = _MAX_BLOCKS_AHEAD if few_files else _PACKED_BLOCKS_AHEAD if self._has_table[k] else 1
     blocks = int(ahead * self._block_turns[k]) // int(self._block_records[k])
     return max(min(blocks, most_blocks), 1)

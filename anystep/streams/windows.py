@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class WindowReader:
 
   Attributes:
     has_tables: whether some task has a unit table.
+    is_remote: whether some cache is on a store.
     features: names of the features that some task's units are packed by, the columns of `Members.lengths`.
   """
 
@@ -86,6 +87,7 @@ class WindowReader:
       [self.features.index(name) for name in table.features] if table else [] for table in self._tables
     ]
     self._block_records = [cache.manifest.block_records for cache in caches]
+    self.is_remote = any(cache.files.are_remote for cache in caches)
     self._records_in_units: dict[tuple[int, int], np.ndarray] = {}
     self.forget()
 
@@ -108,15 +110,20 @@ class WindowReader:
       if table is not None:
         table.let_go()
 
-  def read_first_block(self, k: int, turns: Turns) -> list[bytes]:
-    """Return the block of a task's first record among some turns; `read` uses it too."""
-    places = self._order.places(k, turns)
-    shard = int(turns.shards[0])
-    members = self._members(k, shard, places)
-    number = int((places if members is None else members.places)[0]) // self._block_records[k]
-    (block,) = self._caches[k].read_blocks(shard, [number])
-    self._first_blocks[k, shard, number] = block
-    return block
+  def read_first_blocks(self, turns: Mapping[int, Turns]) -> dict[int, list[bytes]]:
+    """Return, by task, the block of its first record among some turns; `read` uses it too."""
+    numbers = {}
+    for k, of_task in turns.items():
+      places = self._order.places(k, of_task)
+      shard = int(of_task.shards[0])
+      members = self._members(k, shard, places)
+      numbers[k] = shard, int((places if members is None else members.places)[0]) // self._block_records[k]
+    self._fetch({k: {shard: [number]} for k, (shard, number) in numbers.items()})
+    blocks = {}
+    for k, (shard, number) in numbers.items():
+      (blocks[k],) = self._caches[k].read_blocks(shard, [number])
+      self._first_blocks[k, shard, number] = blocks[k]
+    return blocks
 
   def read(self, keys: Sequence[WindowKey], stops: np.ndarray) -> list[Window]:
     """Read windows from their files.
@@ -125,6 +132,39 @@ class WindowReader:
       keys: of the windows.
       stops: the turn after each one's last, `(windows,) int64`.
     """
+    places = self._locate(keys, stops)
+    if self.is_remote:
+      self._fetch_blocks(keys, places)
+    return [
+      self._read_window(k, epoch, shard, of_window)
+      for (k, epoch, shard, _), of_window in zip(keys, places, strict=True)
+    ]
+
+  def fetch(self, keys: Sequence[WindowKey], stops: np.ndarray) -> int:
+    """Have the blocks of windows fetched from stores ahead of need; return the number of new bytes.
+
+    Args:
+      keys: of the windows.
+      stops: as those of `read`.
+    """
+    return self._fetch_blocks(keys, self._locate(keys, stops))
+
+  def fetch_units(self, k: int, places: Mapping[int, np.ndarray], *, hold_blocks: bool) -> int:
+    """Have units at places by shard fetched ahead of need, as `fetch`; see `read_units`."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    blocks: dict[int, list[int]] = {}
+    for shard, of_shard in places.items():
+      members = self._members(k, shard, of_shard)
+      records = of_shard if members is None else members.places
+      if hold_blocks:
+        numbers = np.unique(records // self._block_records[k]).tolist()
+        blocks[shard] = [n for n in numbers if self._pool.get((self._owner, (k, shard, n))) is None]
+      else:
+        spans[shard] = [(place, place + 1) for place in records.tolist()]
+    return self._caches[k].files.fetch_blocks(blocks) + self._caches[k].files.fetch(spans)
+
+  def _locate(self, keys: Sequence[WindowKey], stops: np.ndarray) -> list[np.ndarray]:
+    """Return the places of each window's units, `(units,) int64` each."""
     task, epochs, shards, starts = np.array(keys, np.int64).T
     sizes = stops - starts
     ends = np.cumsum(sizes)
@@ -134,10 +174,27 @@ class WindowReader:
       np.arange(sizes.sum()) - np.repeat(ends - stops, sizes),
     )
     places = self._order.places(np.repeat(task, sizes), turns)
-    windows = []
-    for (k, epoch, shard, _), begin, end in zip(keys, (ends - sizes).tolist(), ends.tolist(), strict=True):
-      windows.append(self._read_window(k, epoch, shard, places[begin:end]))
-    return windows
+    return [places[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+  def _fetch_blocks(self, keys: Sequence[WindowKey], places: Sequence[np.ndarray]) -> int:
+    """Have the blocks of windows fetched that the pool does not hold."""
+    blocks: dict[int, dict[int, list[int]]] = {}
+    for (k, epoch, shard, _), of_window in zip(keys, places, strict=True):
+      if not self._caches[k].files.are_remote:
+        continue
+      members = self._members(k, shard, of_window)
+      numbers = (of_window if members is None else members.places) // self._block_records[k]
+      for block in np.unique(numbers).tolist():
+        is_held = self.has_tables and self._pool.get((self._owner, (k, epoch, shard, "part", block)))
+        if not is_held and (k, shard, block) not in self._first_blocks:
+          blocks.setdefault(k, {}).setdefault(shard, []).append(block)
+    return self._fetch(blocks)
+
+  def _fetch(self, blocks: Mapping[int, Mapping[int, Sequence[int]]]) -> int:
+    """Have blocks fetched, by task and shard; indexes of all tasks' shards first, side by side."""
+    for k, by_shard in blocks.items():
+      self._caches[k].files.fetch_indexes(by_shard)
+    return sum(self._caches[k].files.fetch_blocks(by_shard) for k, by_shard in blocks.items())
 
   def read_units(self, k: int, shard: int, places: np.ndarray, *, hold_blocks: bool) -> Window:
     """Read units of a shard at any places, as a window.

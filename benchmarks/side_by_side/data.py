@@ -5,6 +5,7 @@ A data set is a directory with
   seqio/     the records as SeqIO's cache job lays them out: 64 TFRecord files, uncompressed
   grain/     the records as Grain wants them: 64 ArrayRecord files, group_size:1, uncompressed
 and, of the generated one, mixture/ (100 tasks, each a cache of its own) and wide/ (a cache of 1,024 shards).
+Stores are measured on bucket/ in a directory of its own: both caches, as a store has them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ VOCABULARY_SIZE = 32000
 GENERATED_TASK = "generated"
 STDLIB_TASK = "stdlib_span_corruption"
 WIDE_TASK = "wide"
+BUCKET = "bucket"
 MIXTURE_TASKS = tuple(f"task_{k:03d}" for k in range(100))
 
 _NUM_SHARDS = 64
@@ -73,6 +75,18 @@ def generated(work_dir: pathlib.Path, num_examples: int) -> DataSet:
 
   directory = _made_once(work_dir / f"generated-{num_examples}", make)
   return DataSet(title=f"{num_examples:,} generated examples", directory=directory, task=GENERATED_TASK)
+
+
+def in_bucket(work_dir: pathlib.Path, num_examples: int) -> pathlib.Path:
+  """A directory with a bucket's caches, of those examples in 64 shards and of fewer in 1,024; made once."""
+
+  def make(directory: pathlib.Path) -> None:
+    records, lengths = _random_records(num_examples)
+    _write_cache(directory / BUCKET, GENERATED_TASK, records, lengths, num_shards=_NUM_SHARDS)
+    kept = _WIDE_SHARDS * _WIDE_RECORDS
+    _write_cache(directory / BUCKET, WIDE_TASK, records[:kept], lengths[:kept], num_shards=_WIDE_SHARDS)
+
+  return _made_once(work_dir / f"stores-{num_examples}", make)
 
 
 def stdlib(work_dir: pathlib.Path, *, corrupted: bool) -> DataSet:

@@ -123,8 +123,9 @@ def set_rates(endpoint: str, rates: Mapping[str, float]) -> None:
 
 
 def _request(url: str, method: str, content: bytes | None = None) -> bytes:
-  request = urllib.request.Request(url, content, method=method)
-  # moto takes requests without a signature for nobody's, and nobody may do all.
+  # moto refuses what is not signed, and does not look at signatures.
+  headers = {"Content-Type": "application/octet-stream", "Authorization": f"AWS {ACCESS_KEY}:unsigned"}
+  request = urllib.request.Request(url, content, headers, method=method)
   with urllib.request.urlopen(request, timeout=30) as response:
     return response.read()
 

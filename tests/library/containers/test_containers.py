@@ -3,10 +3,9 @@
 import concurrent.futures
 import errno
 import functools
-import io
 import os
 import pathlib
-import time
+import shutil
 
 import caches
 import numpy as np
@@ -15,8 +14,8 @@ import tensorflow as tf
 from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_servers.served_folders import served_folder
 
-from anystep.containers import file_ranges as shard_files
 from anystep.containers.array_record_library import open_reader
 from anystep.containers.containers import (
   ARRAY_RECORD,
@@ -460,30 +459,45 @@ def test_a_file_that_cannot_be_opened_is_not_taken_for_a_corrupt_one(tfrecord, t
   assert error.fields["path"] == str(tfrecord.path)
 
 
-class StoredFile(io.BytesIO):
-  """As object stores' files are: no descriptor, one position, and `seek` returns nothing."""
+def test_an_object_on_a_store_is_read_by_ranges(tfrecord, tmp_path):
+  with served_folder(tmp_path / "served") as served:
+    (served.folder / "bucket").mkdir()
+    shutil.copy(tfrecord.path, served.folder / "bucket")
+    path = served.path(served.folder / "bucket" / tfrecord.path.name)
+    reader = open_blocks(
+      TFRECORD, path, num_records=tfrecord.num_records, block_records=4, offsets=tfrecord.offsets
+    )
 
-  def seek(self, *arguments):
-    super().seek(*arguments)
-    # Others get their turn before what was sought is read.
-    time.sleep(0.0005)
+    def read(seed):
+      for block in np.random.default_rng(seed).permutation(6).tolist():
+        assert reader.read_block(block) == RECORDS[4 * block : 4 * block + 4]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+      assert list(threads.map(read, range(20))) == [None] * 20
+    reader.close()
+    # Its size, and a request for each block.
+    assert served.take_requests() == {"HEAD": 1, "GET": 120}
 
 
-class StoredPath(type(pathlib.Path())):
-  def open(self, *arguments):
-    return StoredFile(super().open(*arguments).read())
+def test_an_object_in_other_chunks_than_blocks_is_read_whole(tmp_path):
+  with served_folder(tmp_path / "served") as served:
+    path = served.folder / "bucket" / "file"
+    path.parent.mkdir()
+    write_shard(ARRAY_RECORD, path, RECORDS, options="group_size:1,uncompressed")
+    reader = open_blocks(ARRAY_RECORD, served.path(path), num_records=len(RECORDS), block_records=4)
+    assert reader.read_block(1) == RECORDS[4:8]
+    assert reader.spans(4, 8) == []
 
 
-def test_a_file_of_an_object_store_is_read_by_ranges(tfrecord, monkeypatch):
-  monkeypatch.setattr(shard_files.epath, "Path", StoredPath)
-  reader = tfrecord.open()
-  with pytest.raises(io.UnsupportedOperation):
-    reader._ranges._file.fileno()
-
-  def read(seed):
-    for block in np.random.default_rng(seed).permutation(6).tolist():
-      assert reader.read_block(block) == RECORDS[4 * block : 4 * block + 4]
-
-  with concurrent.futures.ThreadPoolExecutor(8) as threads:
-    assert list(threads.map(read, range(50))) == [None] * 50
-  reader.close()
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_spans_are_what_reading_reads(container, tmp_path, monkeypatch):
+  shard = Shard(container, tmp_path / "shard", RECORDS, 4)
+  reader = shard.open()
+  read, pread = [], os.pread
+  monkeypatch.setattr(os, "pread", lambda file, n, at: read.append((at, at + n)) or pread(file, n, at))
+  for start, stop in ((0, 4), (4, 8), (20, len(RECORDS)), (8, 20)):
+    read.clear()
+    for block in range(start // 4, -(-stop // 4)):
+      reader.read_block(block)
+    (span,) = reader.spans(start, stop)
+    assert span == (min(read)[0], max(read)[1])

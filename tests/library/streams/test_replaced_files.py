@@ -9,9 +9,9 @@ import caches
 import numpy as np
 import pytest
 
-from anystep.caches import cache as cache_module
-from anystep.caches.cache import Cache
+from anystep.caches import shard_files
 from anystep.caches.read_pool import ReadPool
+from anystep.caches.shard_files import ShardFiles
 from anystep.containers import containers
 from anystep.containers.file_ranges import FileRanges, FileStamp
 from anystep.errors import AnystepError
@@ -138,9 +138,9 @@ def test_files_of_the_same_content_are_read_on(replacing, change):
 
 
 def test_a_file_is_compared_as_a_whole_once_for_each_change(replacing, monkeypatch):
-  compared, compare = [], cache_module.check_content
+  compared, compare = [], shard_files.check_content
   monkeypatch.setattr(
-    cache_module, "check_content", lambda path, sha256: compared.append(path) or compare(path, sha256)
+    shard_files, "check_content", lambda path, sha256: compared.append(path) or compare(path, sha256)
   )
   assert replacing.read(0, lambda: None) == (STEPS, None)
   assert not compared
@@ -149,9 +149,11 @@ def test_a_file_is_compared_as_a_whole_once_for_each_change(replacing, monkeypat
 
 
 def test_a_file_that_is_written_to_all_the_time_is_refused(replacing, monkeypatch):
-  read = Cache._read
+  read = ShardFiles.read
   monkeypatch.setattr(
-    Cache, "_read", lambda self, shard, how: read(self, shard, lambda reader: touch(replacing) or how(reader))
+    ShardFiles,
+    "read",
+    lambda self, shard, how: read(self, shard, lambda reader: touch(replacing) or how(reader)),
   )
   given, error = replacing.read(STEPS, lambda: None)
   assert (given, error.code, error.kind) == (0, 65, "file_changed")
