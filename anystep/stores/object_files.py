@@ -10,7 +10,7 @@ from typing import Any
 from anystep.stores.addresses import Address
 from anystep.stores.clients import obstore, open_bucket, open_google_bucket
 from anystep.stores.failures import store_errors
-from anystep.stores.objects import read_range, read_start
+from anystep.stores.objects import head, read_range, read_start
 
 # A part of an upload, held until it is sent; S3 takes 10,000 parts, so objects of up to 80 GB.
 PART_BYTES = 8 << 20
@@ -92,6 +92,7 @@ class ObjectWriter(io.RawIOBase):
     self._position = 0
     # None once it is finished, and where it could not be opened.
     self._upload: Any = None
+    self._etag_before = _find_etag(address)
     self._upload = _start_upload(address)
 
   def writable(self) -> bool:
@@ -114,8 +115,12 @@ class ObjectWriter(io.RawIOBase):
     """Finish the object, which appears now."""
     upload, self._upload = self._upload, None
     if upload is not None:
-      with store_errors(self._address):
-        upload.close()
+      try:
+        with store_errors(self._address):
+          upload.close()
+      except OSError:
+        if not self._has_appeared():
+          raise
     super().close()
 
   def abort(self) -> None:
@@ -130,6 +135,14 @@ class ObjectWriter(io.RawIOBase):
           upload.__exit__(RuntimeError, RuntimeError("the upload was given up"), None)
     super().close()
 
+  def _has_appeared(self) -> bool:
+    """Return whether the object is there though the answer to its last request got lost."""
+    try:
+      status = head(self._address)
+    except FileNotFoundError:
+      return False
+    return status.size_bytes == self._position and status.etag != self._etag_before
+
   def __exit__(
     self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
   ) -> None:
@@ -141,6 +154,13 @@ class ObjectWriter(io.RawIOBase):
   def __del__(self) -> None:
     # `io` would close it, as if it were whole.
     self.abort()
+
+
+def _find_etag(address: Address) -> str | None:
+  try:
+    return head(address).etag
+  except FileNotFoundError:
+    return None
 
 
 def _start_upload(address: Address) -> Any:

@@ -96,7 +96,8 @@ def _check_placed(directory: epath.Path, manifest: Manifest) -> None:
   entries = manifest.offsets_files if manifest.layout == AS_IS else manifest.files
   sizes = storage.list_sizes(directory)
   for entry in entries:
-    if sizes.get(entry.name) != entry.bytes:
+    # A listing may be behind the objects.
+    if sizes.get(entry.name) != entry.bytes and storage.size_of(directory / entry.name) != entry.bytes:
       raise make_incomplete_error(
         manifest.task, manifest.split, directory / entry.name, f"{entry.bytes} bytes"
       )
@@ -122,7 +123,8 @@ def _remove_replaced_files(directory: epath.Path, manifest: Manifest) -> None:
     put = (names.COMPLETED, names.manifest_name(split))
     is_attempt = any(storage.is_attempt(path.name, at=name) for name in put)
     if (is_of_split and path.name not in new_names) or is_attempt:
-      path.unlink()
+      # One that a listing of a store still has may be gone.
+      path.unlink(missing_ok=storage.is_remote(path))
 
 
 def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:

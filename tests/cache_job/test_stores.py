@@ -13,6 +13,7 @@ from fault_cases import CACHE_JOB
 from fault_runs import AFTER, Fault, Run, zygote
 from job_runs import digests_of
 from store_servers import servers
+from store_servers.bad_proxy import FAULTS
 from store_servers.fixtures import SCHEMES, store_root
 
 from anystep.caches.cache import open_cache
@@ -194,3 +195,25 @@ def clients_of(address):
   from anystep.stores.clients import open_s3_client
 
   return open_s3_client(address)
+
+
+# Each kind at a tenth of the requests; stores take so much now and then.
+SPOILED = [pytest.param("reset", marks=pytest.mark.long)] + [
+  pytest.param(kind, marks=pytest.mark.soak) for kind in sorted({*FAULTS} - {"reset"})
+]
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_a_job_finishes_through_what_real_stores_do(bucket, local, tmp_path, monkeypatch, kind):
+  if not bucket.startswith("s3"):
+    pytest.skip("the proxy stands before S3")
+  endpoint = os.environ["AWS_ENDPOINT_URL"]
+  with servers.bad_proxy(endpoint, {kind: 0.1}) as proxy:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+    root = epath.Path(bucket) / tmp_path.name
+    with zygote(*CACHE_JOB) as jobs:
+      ended = jobs.run(job_run(root))
+    assert ended.status == 0, ended.stderr
+    assert servers.count_faults(proxy)[kind] > 5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+  assert digests_on(root) == local[FLAGS]

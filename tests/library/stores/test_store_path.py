@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from anystep.stores import object_files
 from anystep.stores.store_path import StorePath
 
 # Longer than a part of an upload, and than any range that is read at a time.
@@ -129,6 +130,38 @@ def test_a_file_that_could_not_be_written_whole_never_appears(roots, size):
   file.write(LONG[:size])
   del file
   assert not root.exists()
+
+
+def test_an_object_is_there_though_the_answer_to_its_last_part_got_lost(roots, monkeypatch):
+  _, root = roots
+
+  class Lost:
+    """An upload whose end is done, or is not, and is answered by an error."""
+
+    is_done = True
+
+    def __init__(self, upload):
+      self._upload = upload
+
+    def write(self, content):
+      self._upload.write(content)
+
+    def close(self):
+      if self.is_done:
+        self._upload.close()
+      raise ConnectionError("lost")
+
+  start = object_files._start_upload
+  monkeypatch.setattr(object_files, "_start_upload", lambda address: Lost(start(address)))
+  with (root / "file").open("wb") as file:
+    file.write(b"content")
+  assert (root / "file").read_bytes() == b"content"
+  monkeypatch.setattr(Lost, "is_done", False)
+  for name in ("file", "other"):
+    file = (root / name).open("wb")
+    file.write(b"another")
+    with pytest.raises(ConnectionError):
+      file.close()
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(roots):
