@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -189,7 +190,7 @@ def delete(addresses: Iterable[Address]) -> None:
   store = open_bucket(pending[0])
   for start in range(0, len(pending), _DELETED_AT_ONCE):
     keys = [address.key for address in pending[start : start + _DELETED_AT_ONCE]]
-    retry(lambda keys=keys: obstore().delete(store, keys), pending[start])
+    retry(functools.partial(obstore().delete, store, keys), pending[start])
 
 
 def remove_unfinished_uploads(address: Address) -> int:

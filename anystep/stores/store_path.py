@@ -71,8 +71,8 @@ class StorePath(epath.Path):
   def __str__(self) -> str:
     if self.parts[:1] != ("/",):
       return "/".join(self.parts) or "."
-    scheme, *rest = *self.parts[1:], ""
-    return f"{scheme}://{'/'.join(rest).rstrip('/')}"
+    scheme, _, rest = "/".join(self.parts[1:]).partition("/")
+    return f"{scheme}://{rest}"
 
   def __fspath__(self) -> str:
     return str(self)

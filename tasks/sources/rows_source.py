@@ -85,7 +85,7 @@ class FilesSource(seqio.FileDataSource, abc.ABC):
       AnystepError: 66 `files_missing` where a pattern has none, or has a folder.
     """
     patterns = self._split_to_filepattern[split]
-    files = []
+    files: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
       find = list_matches if is_usable(pattern) else seqio.utils.list_files
       paths = find(str(pattern))
