@@ -20,6 +20,7 @@ from anystep.caches.cache import open_cache
 from anystep.stores import objects
 from anystep.stores.addresses import parse_address
 
+pytestmark = pytest.mark.long
 TASK = "small:inner"
 SPLITS = ("train", "validation")
 FLAGS = (f"--tasks={TASK}", "--module_import=small_tasks", "--num_shards=2")
@@ -92,7 +93,6 @@ def test_a_job_s_bytes_are_those_of_a_local_one_and_no_output_has_credentials(jo
   assert [name for _, name in ended.operations if "/." not in name][-1] == "small/inner/COMPLETED"
 
 
-@pytest.mark.long
 def test_a_cache_takes_the_place_of_an_old_one(jobs, local, root):
   assert jobs.run(job_run(root, OLD)).status == 0
   ended = jobs.run(job_run(root, OVERWRITING))
@@ -104,7 +104,6 @@ def test_a_cache_takes_the_place_of_an_old_one(jobs, local, root):
   assert not [name for name in names[:marker] if "/." not in name]
 
 
-@pytest.mark.long
 def test_a_second_job_is_refused_with_the_first_one_s_name(jobs, local, root, tmp_path):
   hold = tmp_path / "hold"
   first = []
@@ -135,7 +134,6 @@ def operations(jobs, bucket):
   return changes
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("flags", [FLAGS, OVERWRITING], ids=["first", "overwriting"])
 def test_a_killed_job_is_finished_by_the_same_command(jobs, local, operations, root, flags, capsys):
   last = len(operations[flags]) - 1
@@ -177,7 +175,6 @@ def assert_nothing_torn(root, finished):
       open_cache(root, TASK, split).verify()
 
 
-@pytest.mark.long
 def test_what_killed_uploads_left_is_removed_by_the_next_job(jobs, local, root):
   if parse_address(root).scheme != "s3":
     pytest.skip("GCS keeps no parts")
@@ -198,9 +195,7 @@ def clients_of(address):
 
 
 # Each kind at a tenth of the requests; stores take so much now and then.
-SPOILED = [pytest.param("reset", marks=pytest.mark.long)] + [
-  pytest.param(kind, marks=pytest.mark.soak) for kind in sorted({*FAULTS} - {"reset"})
-]
+SPOILED = ["reset", *(pytest.param(kind, marks=pytest.mark.soak) for kind in sorted({*FAULTS} - {"reset"}))]
 
 
 @pytest.mark.parametrize("kind", SPOILED)

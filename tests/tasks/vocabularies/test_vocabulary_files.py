@@ -98,6 +98,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once_and_not_for_long(monkey
 
 def test_a_store_that_answers_late_is_no_matter_where_the_file_is_there(monkeypatch):
   monkeypatch.setattr(vocabulary_files, "_look_for", lambda path: None)
+  monkeypatch.setattr(vocabulary_files, "fetch", lambda path: path)
   assert vocabulary_files.find_file("gs://bucket/there.model") == "gs://bucket/there.model"
 
 
