@@ -36,23 +36,31 @@ class UnitTableFile:
     file: its entry, from when it was written.
     num_words: number of its words.
     pool: holds parts of it. key: begins the pool's keys; no other object has it.
+    content: the file's bytes, where they were read already; the pool holds them from now on.
 
   Raises:
     AnystepError: 65 `file_missing`, `file_changed`, `unit_table_invalid`; 74 `shard_unreadable`.
   """
 
   def __init__(
-    self, path: epath.Path, file: FileEntry, *, num_words: int, pool: ReadPool, key: tuple[Hashable, ...]
+    self,
+    path: epath.Path,
+    file: FileEntry,
+    *,
+    num_words: int,
+    pool: ReadPool,
+    key: tuple[Hashable, ...],
+    content: bytes | None = None,
   ):
     self._path = path
     self._pool = pool
     self._key = key
     sha256, checksums = hashlib.sha256(), []
     head = b""
-    for content in self._iterate_pieces(0):
-      head = head or content[:PART_BYTES]
-      sha256.update(content)
-      checksums += part_checksums(content)
+    for piece in self._iterate_pieces(0) if content is None else [content]:
+      head = head or piece[:PART_BYTES]
+      sha256.update(piece)
+      checksums += part_checksums(piece)
     if sha256.hexdigest() != file.sha256:
       raise self._changed(expected=file.sha256, got=sha256.hexdigest())
     self._checksums = np.array(checksums, np.uint32)
@@ -61,6 +69,8 @@ class UnitTableFile:
       raise table_invalid(path, ValueError(f"{form}, not {num_words} uint32"))
     self._header_words = header_bytes // 4
     self._num_words = num_words
+    for part, start in enumerate(range(0, len(content or b""), PART_BYTES)):
+      self._hold(part, (content or b"")[start : start + PART_BYTES])
 
   def take(self, places: np.ndarray) -> np.ndarray:
     """Return the words at some places, `(places,) int64`."""
@@ -99,8 +109,12 @@ class UnitTableFile:
     if words is None:
       content = next(self._iterate_pieces(part, parts_at_a_time=1), b"")
       self._check(content, part)
-      words = np.frombuffer(content, "<u4")
-      self._pool.hold(key, words, len(content))
+      words = self._hold(part, content)
+    return words
+
+  def _hold(self, part: int, content: bytes) -> np.ndarray:
+    words = np.frombuffer(content, "<u4")
+    self._pool.hold((*self._key, part), words, len(content))
     return words
 
   def _iterate_pieces(self, part: int, *, parts_at_a_time: int = _PARTS_AT_A_TIME) -> Iterator[bytes]:

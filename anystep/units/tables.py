@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -14,9 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from anystep.cached import cached_property
 from anystep.caches.cache import Cache
+from anystep.caches.file_checks import list_directory
 from anystep.caches.manifest import FileEntry
 from anystep.caches.read_pool import ReadPool, process_pool
+from anystep.containers.file_ranges import content_at
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import names, storage
 from anystep.files.input_files import read_file
@@ -24,9 +28,12 @@ from anystep.files.json_files import MALFORMED, canonical_json, parse_json
 from anystep.files.os_failures import FULL, os_failure
 from anystep.forks import start_anew_in_children
 from anystep.limits import MAX_COUNT, MAX_JSON_BYTES, is_count, is_name, refuse_wrong
+from anystep.stores.range_fetcher import ObjectContent, Span
 from anystep.units.table_files import UnitTableFile, table_invalid
 
 TABLE_VERSION = 1
+# Files of so many shards are fetched from a store together.
+_FILES_AHEAD = 32
 _owners = itertools.count()
 
 
@@ -153,11 +160,32 @@ class UnitTable:
       if shard not in self._shards:
         file, num_units = self._files[shard], int(self.shard_units[shard])
         num_words = num_units + 1 + file.records * (1 + len(self.features))
-        path = self.directory / file.name
         self._shards[shard] = UnitTableFile(
-          path, file, num_words=num_words, pool=self._pool, key=(self._owner, shard)
+          self.directory / file.name,
+          file,
+          num_words=num_words,
+          pool=self._pool,
+          key=(self._owner, shard),
+          content=self._fetch(shard) if storage.is_remote(self.directory) else None,
         )
       return self._shards[shard]
+
+  def _fetch(self, shard: int) -> bytes | None:
+    """Return a file's content from a store, while those of later shards are fetched; None where it fails."""
+    later = range(shard, min(shard + _FILES_AHEAD, len(self._files)))
+    names_ahead = [self._files[k].name for k in later if k not in self._shards]
+    with contextlib.suppress(AnystepError, KeyError, OSError):
+      spans = [Span(self._contents[name], 0, self._contents[name].size_bytes) for name in names_ahead]
+      self._pool.fetcher.fetch(spans)
+      return self._pool.fetcher.read(spans[0])
+    return None
+
+  @cached_property
+  def _contents(self) -> Mapping[str, ObjectContent]:
+    """The objects in the table's directory on a store, by name."""
+    return {
+      path.name: content_at(path, stamp) for path, stamp in list_directory(self.directory).items() if stamp
+    }
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -75,12 +75,12 @@ def _one_written_over(root: pathlib.Path, other: pathlib.Path, chance: Chance) -
 
 def _replaced(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> None:
   for path in _files(other):
-    _put(root / path.relative_to(other), path.read_bytes())
+    put(root / path.relative_to(other), path.read_bytes())
 
 
 def _one_replaced(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> None:
   path = chance.choice(_files(other))
-  _put(root / path.relative_to(other), path.read_bytes())
+  put(root / path.relative_to(other), path.read_bytes())
 
 
 def _one_replaced_at_the_same_time(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> None:
@@ -88,7 +88,7 @@ def _one_replaced_at_the_same_time(root: pathlib.Path, other: pathlib.Path, chan
   path = chance.choice(_files(other))
   place = root / path.relative_to(other)
   before = place.stat() if place.exists() else None
-  _put(place, path.read_bytes())
+  put(place, path.read_bytes())
   if before is not None:
     os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
 
@@ -103,7 +103,7 @@ def _two_renamed(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> Non
 def _copied(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> None:
   """The same bytes in other files."""
   for path in _files(root):
-    _put(path, path.read_bytes())
+    put(path, path.read_bytes())
 
 
 def _touched(root: pathlib.Path, other: pathlib.Path, chance: Chance) -> None:
@@ -131,7 +131,8 @@ def _in_place(path: pathlib.Path, content: bytes) -> None:
     file.truncate()
 
 
-def _put(path: pathlib.Path, content: bytes) -> None:
+def put(path: pathlib.Path, content: bytes) -> None:
+  """Replaces a file by another one."""
   path.parent.mkdir(parents=True, exist_ok=True)
   attempt = path.with_name(f"{path.name}.attempt")
   attempt.write_bytes(content)

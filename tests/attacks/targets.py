@@ -37,13 +37,14 @@ class Target:
 
   Attributes:
     root: the folder that holds the files.
-    read: gives what is read below a folder like it, value by value, the first once the files are open.
+    read: gives what is read below a folder like it, or on a store, value by value, the first once the files are
+      open.
     truth: those values, where nobody touched the files.
     verify: reads every byte below a folder like it, and raises where one is not what was written.
   """
 
   root: pathlib.Path
-  read: Callable[[pathlib.Path], Iterator[object]]
+  read: Callable[[pathlib.Path | str], Iterator[object]]
   truth: Sequence[object]
   verify: Callable[[pathlib.Path], object]
 
@@ -174,7 +175,7 @@ def stream_of(built: caches.SmallCache, **order: object) -> Target:
   plan = Plan.start(built.open(), batch_size=8, num_epochs=2, epoch_policy="reshuffle", **order)
   text = plan.to_json()
 
-  def read(root: pathlib.Path) -> Iterator[object]:
+  def read(root: pathlib.Path | str) -> Iterator[object]:
     # One file is open at a time, and no block is held: all are opened and read again and again.
     cache = open_cache(root, TASK, SPLIT, pool=ReadPool(open_files=1, budget_bytes=0))
     with open_stream(Plan.from_json(text), {TASK: cache}, prefetch_batches=0) as stream:

@@ -21,7 +21,7 @@ import pathlib
 import re
 import uuid
 from collections.abc import Iterator
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 from store_servers.http_messages import Request, Response, read_request, wait_for_end_of_stdin
 
@@ -57,9 +57,10 @@ class Store:
     if not folder.is_dir():
       return _error(404, "NoSuchBucket")
     if request.method == "POST" and "delete" in request.query:
-      for key in _DELETED_KEY.findall(request.body.decode()):
-        (folder / key).unlink(missing_ok=True)
-      return _xml("DeleteResult", "")
+      keys = _DELETED_KEY.findall(request.body.decode())
+      for key in keys:
+        (folder / unescape(key)).unlink(missing_ok=True)
+      return _xml("DeleteResult", "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys))
     if request.method == "GET" and "uploads" in request.query:
       return self._list_uploads()
     if request.method in ("GET", "HEAD"):
