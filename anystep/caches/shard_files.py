@@ -70,6 +70,7 @@ class ShardFiles:
     self._pool = pool
     self._key = key
     self.stamps = dict(stamps)
+    self._contents: dict[str, ObjectContent] = {}
     self.are_remote = bool(manifest.record_files) and is_remote(path_of(manifest.record_files[0]))
 
   def read(self, shard: int, read: Callable[[BlockReader], _T]) -> _T:
@@ -194,7 +195,12 @@ class ShardFiles:
     )
 
   def _content(self, entry: FileEntry) -> ObjectContent:
-    return content_at(self._path_of(entry), self.stamps[entry.name])
+    """Return the content of a file on a store that was compared with the manifest."""
+    stamp, known = self.stamps[entry.name], self._contents.get(entry.name)
+    # Making an address takes longer than all else that a range needs.
+    if known is None or known.etag != stamp.etag:
+      known = self._contents[entry.name] = content_at(self._path_of(entry), stamp)
+    return known
 
   def _open(self, shard: int) -> BlockReader:
     m = self._manifest

@@ -84,7 +84,12 @@ def read_start(address: Address, size: int) -> tuple[bytes, ObjectStatus]:
 
 
 def read_range(address: Address, start: int, stop: int, *, etag: str | None = None) -> bytes:
-  """Return bytes [start, stop) of an object; fewer only at its end.
+  """Return bytes [start, stop) of an object, as `view_range`."""
+  return bytes(view_range(address, start, stop, etag=etag))
+
+
+def view_range(address: Address, start: int, stop: int, *, etag: str | None = None) -> memoryview:
+  """Return bytes [start, stop) of an object, in the memory that they came in; fewer only at its end.
 
   Args:
     address: the object's.
@@ -96,18 +101,18 @@ def read_range(address: Address, start: int, stop: int, *, etag: str | None = No
     OSError: as `failures.retry`; ObjectChangedError where the content has another etag.
   """
   if start >= stop:
-    return b""
+    return memoryview(b"")
   store = open_bucket(address)
   options: dict[str, Any] = {"range": (start, stop)}
   if etag is not None:
     options["if_match"] = f'"{etag}"'
 
-  def get() -> bytes:
+  def get() -> memoryview:
     result = obstore().get(store, address.key, options=options)
     # Some servers do not know the condition.
     if etag is not None and _parse_status(result.meta).etag != etag:
       raise ObjectChangedError(errno.ESTALE, "the object is another one by now", str(address))
-    return bytes(result.bytes())
+    return memoryview(result.bytes())
 
   return retry(get, address)
 

@@ -18,7 +18,7 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.forks import start_anew_in_children
 from anystep.stores.addresses import Address
 from anystep.stores.disk_cache import DiskCache
-from anystep.stores.objects import read_range
+from anystep.stores.objects import view_range
 
 DEFAULT_REQUESTS = 128
 DEFAULT_AHEAD_BYTES = 256 << 20
@@ -162,7 +162,10 @@ class RangeFetcher:
     The oldest ranges that nobody read make room.
     """
     with self._lock:
-      new = [_Piece(joined, asked) for joined, asked in _join(s for s in spans if not self._find(s))]
+      unfetched = [span for span in spans if not self._find(span)]
+      if not unfetched:
+        return 0
+      new = [_Piece(joined, asked) for joined, asked in _join(unfetched)]
       num_bytes = sum(piece.num_bytes for piece in new)
       while self._in_order and self._held_bytes + num_bytes > self.budget.ahead_bytes:
         self._drop(next(iter(self._in_order)))
@@ -184,7 +187,7 @@ class RangeFetcher:
     """Return a span's bytes: those that were fetched, which are waited for, or by a request of its own.
 
     Raises:
-      OSError: as `objects.read_range`; ObjectChangedError where the object has another content by now.
+      OSError: as `objects.view_range`; ObjectChangedError where the object has another content by now.
     """
     span = span._replace(stop=min(span.stop, span.content.size_bytes))
     with self._lock:
@@ -196,7 +199,7 @@ class RangeFetcher:
           self._drop(piece)
       if fetched is not None:
         return fetched
-    return _read(span, self.budget)
+    return bytes(_read(span, self.budget))
 
   def _find(self, span: Span) -> _Piece | None:
     for piece in self._pieces.get(span.content, ()):
@@ -226,7 +229,7 @@ class _Piece:
     is_held: whether it waits for readers.
   """
 
-  __slots__ = ("_claim", "_content", "_done", "_unread_bytes", "is_held", "num_bytes", "span")
+  __slots__ = ("_claim", "_content", "_fetching", "_unread_bytes", "is_held", "num_bytes", "span")
 
   def __init__(self, span: Span, asked_bytes: int):
     self.span = span
@@ -234,8 +237,10 @@ class _Piece:
     self.is_held = True
     self._unread_bytes = asked_bytes
     self._claim = threading.Lock()
-    self._done = threading.Event()
-    self._content: bytes | None = None
+    # Held until the range is fetched, or could not be.
+    self._fetching = threading.Lock()
+    self._fetching.acquire()
+    self._content: memoryview | None = None
 
   def drop(self) -> None:
     """Let go of the content; readers that come later read for themselves."""
@@ -248,7 +253,7 @@ class _Piece:
         if self.is_held:
           self._content = _read(self.span, budget)
       finally:
-        self._done.set()
+        self._fetching.release()
 
   def take(self, span: Span, budget: FetchBudget) -> bytes | None:
     """Return a span within the range, after waiting for it; None where it could not be fetched."""
@@ -258,12 +263,14 @@ class _Piece:
     except OSError:
       self.is_held = False
       return None
-    self._done.wait()
-    content = self._content
+    with self._fetching:
+      content = self._content
     self._unread_bytes -= span.stop - span.start
     if content is None or self._unread_bytes <= 0:
       self.is_held = False
-    return None if content is None else content[span.start - self.span.start : span.stop - self.span.start]
+    if content is None:
+      return None
+    return bytes(content[span.start - self.span.start : span.stop - self.span.start])
 
 
 def _fetch_all(pieces: queue.SimpleQueue[_Piece | None], budget: FetchBudget) -> None:
@@ -274,16 +281,16 @@ def _fetch_all(pieces: queue.SimpleQueue[_Piece | None], budget: FetchBudget) ->
     del piece
 
 
-def _read(span: Span, budget: FetchBudget) -> bytes:
+def _read(span: Span, budget: FetchBudget) -> memoryview:
   """Read a span from the disk cache or the store.
 
   Raises:
-    OSError: as `objects.read_range`; also where the store's answer is too short.
+    OSError: as `objects.view_range`; also where the store's answer is too short.
   """
   content, start, stop = span
 
-  def get(start: int, stop: int) -> bytes:
-    answer = read_range(content.address, start, stop, etag=content.etag)
+  def get(start: int, stop: int) -> memoryview:
+    answer = view_range(content.address, start, stop, etag=content.etag)
     if len(answer) != stop - start:
       text = f"the store's answer has {len(answer)} bytes of {stop - start}"
       raise OSError(errno.EIO, text, str(content.address))
@@ -292,7 +299,10 @@ def _read(span: Span, budget: FetchBudget) -> bytes:
   if budget.disk_cache is None:
     return get(start, stop)
   name = f"{content.address} {content.size_bytes} {content.etag}"
-  return budget.disk_cache.read(name, start, stop, size_bytes=content.size_bytes, get=get)
+  kept = budget.disk_cache.read(
+    name, start, stop, size_bytes=content.size_bytes, get=lambda start, stop: bytes(get(start, stop))
+  )
+  return memoryview(kept)
 
 
 def _join(spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,11 +25,14 @@ from anystep.streams.gathering import (
 from anystep.streams.window_sizes import WindowSizes
 from anystep.streams.windows import Window, WindowKey, WindowReader
 
-# A stream fetches so many rows ahead from stores at most, in so many chunks where the budget ends it before.
-_MAX_ROWS_AHEAD = 1 << 19
-_CHUNKS_AHEAD = 6
+# A stream fetches so many rows ahead from stores at most, and so many chunks: half a second of the fastest
+# stream, or what the budget has room for.
+_MAX_ROWS_AHEAD = 1 << 17
+_CHUNKS_AHEAD = 4
 _NO_NUMBERS = np.zeros(0, np.int64)
 _owners = itertools.count()
+# Tasks and units of a step's rows, and which rows are no padding; None where all are.
+StepUnits: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class RecordReader:
@@ -203,6 +207,14 @@ class RecordReader:
     return num_bytes
 
 
+def join_steps(units: Sequence[StepUnits]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+  """Return tasks and units of some steps' rows that are no padding, and by step which those are."""
+  real = [np.ones(len(task), bool) if is_real is None else is_real for task, _, is_real in units]
+  all_real = np.concatenate(real)
+  task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
+  return task, unit, real
+
+
 class FetchAhead:
   """Has the records of later steps fetched from stores, as far as the budget has room.
 
@@ -210,15 +222,22 @@ class FetchAhead:
 
   Args:
     reader: the stream's.
-    units: returns task and unit of each row of some steps that is no padding, `(rows,)` each.
+    units: returns tasks and units of the rows of a step, and which of them are no padding, `(rows,)` each;
+      None where all are.
   """
 
-  def __init__(self, reader: RecordReader, units: Callable[[range], tuple[np.ndarray, np.ndarray]]):
+  def __init__(self, reader: RecordReader, units: Callable[[int], StepUnits]):
     self._reader = reader
-    self._units = units
+    self._find_units = units
+    # By step, those that were found ahead.
+    self._found: dict[int, StepUnits] = {}
     # Steps whose records were fetched, those that were read since among them.
     self._fetched = range(0)
     self._chunk_steps, self._chunk_bytes, self._step_rows = 1, 0, 1
+
+  def units(self, step: int) -> StepUnits:
+    """Return the units of a step, which may have been found ahead."""
+    return self._found.pop(step, None) or self._find_units(step)
 
   def advance(self, steps: range, num_steps: int | None) -> None:
     """Have the records of some steps fetched, which are read now, and of some of the steps after these.
@@ -234,6 +253,7 @@ class FetchAhead:
       return
     if not self._fetched.start <= steps.start <= self._fetched.stop:
       self._fetched, self._chunk_steps, self._chunk_bytes = range(steps.start, steps.start), len(steps), 0
+      self._found.clear()
     self._fetched = range(steps.start, self._fetched.stop)
     if self._fetched.stop < steps.stop:
       self._fetch(steps.stop)
@@ -242,9 +262,14 @@ class FetchAhead:
       return
     stop = self._fetched.stop + self._chunk_steps
     self._chunk_bytes = self._fetch(stop if num_steps is None else min(stop, num_steps))
-    if self._chunk_bytes < fetcher.budget.ahead_bytes // _CHUNKS_AHEAD:
+    # The part of the limits that the chunk took: of the number of rows or of the bytes.
+    taken_part = max(
+      self._chunk_steps * self._step_rows / _MAX_ROWS_AHEAD,
+      self._chunk_bytes / max(fetcher.budget.ahead_bytes, 1),
+    )
+    if taken_part <= 0.5 / _CHUNKS_AHEAD:
       self._chunk_steps *= 2
-    elif self._chunk_bytes > 2 * fetcher.budget.ahead_bytes // _CHUNKS_AHEAD:
+    elif taken_part > 1 / _CHUNKS_AHEAD:
       self._chunk_steps = max(self._chunk_steps // 2, 1)
 
   def _fetch(self, stop: int) -> int:
@@ -253,7 +278,9 @@ class FetchAhead:
     self._fetched = range(self._fetched.start, stop)
     if not steps:
       return 0
-    task, unit = self._units(steps)
+    for step in steps:
+      self._found[step] = self._find_units(step)
+    task, unit, _ = join_steps([self._found[step] for step in steps])
     self._step_rows = max(len(task) // len(steps), 1)
     # Whoever reads these records gets the error.
     with contextlib.suppress(AnystepError, OSError):

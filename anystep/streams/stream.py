@@ -24,6 +24,7 @@ from anystep.plans.wanted_rows import rows_by_batch_size
 from anystep.streams.gathering import UnitRecords
 from anystep.streams.memory import keep_freed_memory
 from anystep.streams.read_ahead import Making, ReadAhead, run_uninterrupted
+from anystep.streams.record_reader import join_steps
 from anystep.streams.task_examples import TaskExamples
 from anystep.transforms.transform import Transform, Transforms, transforms_by_task
 
@@ -153,7 +154,7 @@ class Stream(Iterator[Rows]):
     # Held while a batch is taken and `step` moves on. Reentrant, for a signal's handler may run in between.
     self._lock = threading.RLock()
     self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
-    self._fetch_ahead = self._examples.fetch_ahead(lambda steps: self._units(steps)[1])
+    self._fetch_ahead = self._examples.fetch_ahead(lambda step: self.plan.units(step, self.rows_at(step)))
 
   def __next__(self) -> Rows:
     if self._lock._is_owned():  # type: ignore[attr-defined]
@@ -230,16 +231,8 @@ class Stream(Iterator[Rows]):
     return self._read(steps)
 
   def _read(self, steps: range) -> _Read:
-    real, (task, unit) = self._units(steps)
+    task, unit, real = join_steps([self._fetch_ahead.units(step) for step in steps])
     return steps, real, self._examples.read(task, unit)
-
-  def _units(self, steps: range) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return which rows of some steps are no padding, and of these the tasks and the units."""
-    units = [self.plan.units(step, self.rows_at(step)) for step in steps]
-    real = [np.ones(len(task), bool) if is_real is None else is_real for task, _, is_real in units]
-    all_real = np.concatenate(real)
-    task, unit = (np.concatenate([columns[k] for columns in units])[all_real] for k in range(2))
-    return real, (task, unit)
 
   def _steps_together(self, step: int) -> int:
     """Return the number of steps that are made together ahead of need, from a step on."""

@@ -15,7 +15,7 @@ from anystep.plans.plan import BatchRows, Plan
 from anystep.plans.tombstones import NEVER
 from anystep.records.parsing import ExampleParser
 from anystep.streams.gathering import UnitRecords
-from anystep.streams.record_reader import FetchAhead, RecordReader
+from anystep.streams.record_reader import FetchAhead, RecordReader, StepUnits
 from anystep.transforms.transform import REMAKE_TABLE, Records, Transform
 
 
@@ -56,7 +56,7 @@ class TaskExamples:
       self._parsers = [ExampleParser(features)] * len(self._caches)
     self._common: dict[str, Feature] | None = None
 
-  def fetch_ahead(self, units: Callable[[range], tuple[np.ndarray, np.ndarray]]) -> FetchAhead:
+  def fetch_ahead(self, units: Callable[[int], StepUnits]) -> FetchAhead:
     """Return what has later steps' records fetched from stores; see `FetchAhead`."""
     return FetchAhead(self._reader, units)
 

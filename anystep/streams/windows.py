@@ -184,7 +184,9 @@ class WindowReader:
         continue
       members = self._members(k, shard, of_window)
       numbers = (of_window if members is None else members.places) // self._block_records[k]
-      for block in np.unique(numbers).tolist():
+      # Most windows are in one block, and that is told faster.
+      first = int(numbers[0])
+      for block in [first] if (numbers == first).all() else np.unique(numbers).tolist():
         is_held = self.has_tables and self._pool.get((self._owner, (k, epoch, shard, "part", block)))
         if not is_held and (k, shard, block) not in self._first_blocks:
           blocks.setdefault(k, {}).setdefault(shard, []).append(block)

@@ -83,8 +83,10 @@ def in_bucket(work_dir: pathlib.Path, num_examples: int) -> pathlib.Path:
   def make(directory: pathlib.Path) -> None:
     records, lengths = _random_records(num_examples)
     _write_cache(directory / BUCKET, GENERATED_TASK, records, lengths, num_shards=_NUM_SHARDS)
-    kept = _WIDE_SHARDS * _WIDE_RECORDS
-    _write_cache(directory / BUCKET, WIDE_TASK, records[:kept], lengths[:kept], num_shards=_WIDE_SHARDS)
+    # Files of ten blocks, again and again of the same records: no read gets all of one.
+    chosen = np.arange(_WIDE_SHARDS * _BLOCK_RECORDS * 10) % num_examples
+    wide = [records[k] for k in chosen.tolist()]
+    _write_cache(directory / BUCKET, WIDE_TASK, wide, lengths[chosen], num_shards=_WIDE_SHARDS)
 
   return _made_once(work_dir / f"stores-{num_examples}", make)
 

@@ -37,8 +37,7 @@ class Target:
 
   Attributes:
     root: the folder that holds the files.
-    read: gives what is read below a folder like it, or on a store, value by value, the first once the files are
-      open.
+    read: gives what is read below a folder like it, or on a store, value by value, first once files are open.
     truth: those values, where nobody touched the files.
     verify: reads every byte below a folder like it, and raises where one is not what was written.
   """

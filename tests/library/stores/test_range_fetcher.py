@@ -29,7 +29,7 @@ class Store:
     self.let_go.set()
     self._lock = threading.Lock()
 
-  def read_range(self, address, start, stop, *, etag):
+  def view_range(self, address, start, stop, *, etag):
     with self._lock:
       self.requests.append((address.key, start, stop))
       self.running += 1
@@ -39,13 +39,13 @@ class Store:
       self.running -= 1
     if start in self.failing:
       raise OSError(5, "the store failed")
-    return CONTENT[start:stop]
+    return memoryview(CONTENT)[start:stop]
 
 
 @pytest.fixture
 def store(monkeypatch):
   store = Store()
-  monkeypatch.setattr(range_fetcher, "read_range", store.read_range)
+  monkeypatch.setattr(range_fetcher, "view_range", store.view_range)
   return store
 
 
@@ -104,7 +104,7 @@ def test_what_could_not_be_fetched_is_read_anew_or_is_the_error(store):
 
 
 def test_an_answer_that_is_too_short_is_an_error(store, monkeypatch):
-  monkeypatch.setattr(range_fetcher, "read_range", lambda *span, etag: b"short")
+  monkeypatch.setattr(range_fetcher, "view_range", lambda *span, etag: memoryview(b"short"))
   with pytest.raises(OSError, match="5 bytes of 100"):
     RangeFetcher(FetchBudget()).read(Span(OBJECT, 0, 100))
 

@@ -176,8 +176,8 @@ def test_opening_costs_one_listing_and_no_request_for_a_file(store, bucket):
     root = caches.build(bucket / str(num_shards), num_examples=720, num_shards=num_shards).root
     store.take_requests()
     open_at(store.path(root))
-    # COMPLETED and the manifest, each with its size; 1,000 names at a time.
-    assert store.take_requests() == {"HEAD": 2, "GET": 2, "LIST": listings}
+    # COMPLETED and the manifest; 1,000 names at a time.
+    assert store.take_requests() == {"GET": 2, "LIST": listings}
 
 
 def test_blocks_that_lie_together_are_one_request(store, bucket):
