@@ -31,6 +31,8 @@ from anystep.order.packing import PackingPolicy
 from anystep.order.permutation import Permutation
 from anystep.plans.plan import Plan
 from anystep.plans.tombstones import TombstoneList
+from anystep.stores.disk_cache import DiskCache
+from anystep.stores.range_fetcher import FetchBudget
 from anystep.stores.store_path import register_store_paths as _register_store_paths
 from anystep.streams.stream import Stream, open_stream
 from anystep.transforms.functions import Filter, Map, MapBatch, RandomMap
@@ -45,11 +47,13 @@ __all__ = [
   "DecoderConverter",
   "DeterministicMixture",
   "DeterministicTask",
+  "DiskCache",
   "EncoderConverter",
   "EncoderDecoderConverter",
   "EpochPolicy",
   "ExitCode",
   "FeatureConverter",
+  "FetchBudget",
   "Filter",
   "LMConverter",
   "Map",

@@ -350,8 +350,7 @@ class Cache:
     Raises:
       AnystepError: 65 `file_changed`, `file_missing`.
     """
-    for entry in self.manifest.record_files:
-      self.files.check_head(entry)
+    self.files.check_heads()
 
   def verify(self, report: Callable[[int], None] = lambda done_bytes: None) -> None:
     """Compare every byte of every file with the manifest, also of copies of vocabularies.

@@ -38,6 +38,8 @@ from anystep.stores.range_fetcher import ObjectContent, Span
 # A whole object is hashed in pieces, of which some are fetched ahead.
 _HASHED_BYTES = 2 << 20
 _HASHED_AHEAD = 16
+# The first 4 KiB of so many files are fetched together.
+_HEADS_AHEAD = 1024
 _T = TypeVar("_T")
 
 
@@ -136,24 +138,34 @@ class ShardFiles:
     if not self.are_remote:
       return
     m, spans = self._manifest, []
-    index_span = find_format(m.container).index_span
     for shard in shards:
       entry = m.record_files[shard]
       if entry.name in self.stamps and not self._pool.has_reader((self._key, shard)):
         content = self._content(entry)
-        start, stop = index_span(entry.bytes, -(-entry.records // m.block_records))
-        spans += [Span(content, 0, min(HEAD_BYTES, entry.bytes)), Span(content, start, stop)]
+        head_stop = min(HEAD_BYTES, entry.bytes)
+        spans += [Span(content, 0, head_stop), Span(content, *self._index_span(entry))]
         if m.offsets_files and m.offsets_files[shard].name in self.stamps:
           table = m.offsets_files[shard]
           spans.append(Span(self._content(table), 0, table.bytes))
     self._pool.fetcher.fetch(span for span in spans if span.start < span.stop)
 
-  def check_head(self, entry: FileEntry) -> None:
-    """Compare the first 4 KiB of a file of records with the manifest.
+  def check_heads(self) -> None:
+    """Compare the first 4 KiB of all files of records with the manifest.
 
     Raises:
       AnystepError: 65 `file_changed`, `file_missing`.
     """
+    files = self._manifest.record_files
+    for number, entry in enumerate(files):
+      if self.are_remote and number % _HEADS_AHEAD == 0:
+        later = [
+          file for file in files[number : number + _HEADS_AHEAD] if file.bytes and file.name in self.stamps
+        ]
+        spans = [Span(self._content(file), 0, min(HEAD_BYTES, file.bytes)) for file in later]
+        self._pool.fetcher.fetch(spans)
+      self._check_head(entry)
+
+  def _check_head(self, entry: FileEntry) -> None:
     if self.are_remote:
       self._open_object(entry)
     else:
@@ -211,7 +223,7 @@ class ShardFiles:
       ranges = self._open_object(entry)
       stamp = ranges.stamp()
     else:
-      self.check_head(entry)
+      self._check_head(entry)
       stamp = stamp_file(path)
       if stamp != self.stamps.get(entry.name):
         # It may be another file, or changed, or only touched: the content decides.
@@ -225,6 +237,9 @@ class ShardFiles:
         shape=m.offsets_shape(shard),
         later=(),
       )
+    if ranges is not None:
+      with _store_failures(path):
+        ranges.hold(*self._index_span(entry))
     reader = open_blocks(
       m.container,
       path,
@@ -234,10 +249,17 @@ class ShardFiles:
       columns=tuple(m.features),
       open_ranges=FileRanges if ranges is None else lambda path: ranges,
     )
+    if ranges is not None:
+      ranges.hold(0, 0)
     if reader.stamp() != stamp:
       reader.close()
       raise file_changing(path)
     return reader
+
+  def _index_span(self, entry: FileEntry) -> tuple[int, int]:
+    """Return the range of a file's bytes that opening it mostly reads."""
+    num_blocks = -(-entry.records // self._manifest.block_records)
+    return find_format(self._manifest.container).index_span(entry.bytes, num_blocks)
 
   def _open_object(self, entry: FileEntry) -> ObjectRanges:
     """Return the ranges of a file on a store, whose first 4 KiB are the manifest's."""

@@ -122,7 +122,16 @@ class ObjectRanges:
   def __init__(self, content: ObjectContent, fetcher: RangeFetcher):
     self._content = content
     self._fetcher = fetcher
+    self._held, self._held_start = b"", 0
     self.size = content.size_bytes
+
+  def hold(self, start: int, stop: int) -> None:
+    """Read bytes [start, stop) and hold them for later reads, until another range is held.
+
+    Raises:
+      OSError: as `read`.
+    """
+    self._held, self._held_start = self.read(start, stop), start
 
   def read(self, start: int, stop: int) -> bytes:
     """Read bytes [start, stop); fewer only at the object's end.
@@ -130,6 +139,8 @@ class ObjectRanges:
     Raises:
       OSError: as `RangeFetcher.read`; ObjectChangedError if the object has another content by now.
     """
+    if self._held and self._held_start <= start and stop <= self._held_start + len(self._held):
+      return self._held[start - self._held_start : stop - self._held_start]
     return self._fetcher.read(Span(self._content, start, stop))
 
   def stamp(self) -> FileStamp:

@@ -229,13 +229,15 @@ class _Piece:
     is_held: whether it waits for readers.
   """
 
-  __slots__ = ("_claim", "_content", "_fetching", "_unread_bytes", "is_held", "num_bytes", "span")
+  __slots__ = ("_asked_bytes", "_claim", "_content", "_fetching", "_taken", "is_held", "num_bytes", "span")
 
   def __init__(self, span: Span, asked_bytes: int):
     self.span = span
     self.num_bytes = span.stop - span.start
     self.is_held = True
-    self._unread_bytes = asked_bytes
+    self._asked_bytes = asked_bytes
+    # Ranges that readers took, apart from each other.
+    self._taken: list[tuple[int, int]] = []
     self._claim = threading.Lock()
     # Held until the range is fetched, or could not be.
     self._fetching = threading.Lock()
@@ -265,12 +267,22 @@ class _Piece:
       return None
     with self._fetching:
       content = self._content
-    self._unread_bytes -= span.stop - span.start
-    if content is None or self._unread_bytes <= 0:
+    if content is None or self._is_all_taken(span):
       self.is_held = False
     if content is None:
       return None
     return bytes(content[span.start - self.span.start : span.stop - self.span.start])
+
+  def _is_all_taken(self, span: Span) -> bool:
+    """Note that a span is taken; return whether as much is as was asked for."""
+    start, stop, apart = span.start, span.stop, []
+    for other_start, other_stop in self._taken:
+      if other_stop < start or stop < other_start:
+        apart.append((other_start, other_stop))
+      else:
+        start, stop = min(start, other_start), max(stop, other_stop)
+    self._taken = [*apart, (start, stop)]
+    return sum(stop - start for start, stop in self._taken) >= self._asked_bytes
 
 
 def _fetch_all(pieces: queue.SimpleQueue[_Piece | None], budget: FetchBudget) -> None:
@@ -317,7 +329,8 @@ def _join(spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
     joined, asked = None, 0
     for span in sorted(set(of_object)):
       if joined and span.start <= joined.stop + _GAP_BYTES and span.stop <= joined.start + _REQUEST_BYTES:
-        joined, asked = joined._replace(stop=max(joined.stop, span.stop)), asked + span.stop - span.start
+        asked += max(span.stop - max(span.start, joined.stop), 0)
+        joined = joined._replace(stop=max(joined.stop, span.stop))
         continue
       if joined:
         yield joined, asked

@@ -78,6 +78,15 @@ def test_ranges_that_lie_together_are_joined_up_to_a_size(store):
   assert len(store.requests) == 3
 
 
+def test_what_is_read_twice_stays_until_all_is_read(store):
+  fetcher = RangeFetcher(FetchBudget())
+  fetcher.fetch([Span(OBJECT, 0, 1000), Span(OBJECT, 500, 2000), Span(OBJECT, 9000, 9500)])
+  for start, stop in ((500, 1500), (500, 1500), (0, 600), (9000, 9500), (0, 600), (1200, 2000)):
+    assert fetcher.read(Span(OBJECT, start, stop)) == CONTENT[start:stop]
+  assert store.requests == [("object", 0, 9500)]
+  assert fetcher.free_bytes == FetchBudget().ahead_bytes
+
+
 def test_nothing_is_fetched_twice(store):
   fetcher = RangeFetcher(FetchBudget())
   assert fetcher.fetch([Span(OBJECT, 0, 1000)]) == 1000
