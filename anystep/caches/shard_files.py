@@ -38,6 +38,8 @@ from anystep.stores.range_fetcher import ObjectContent, Span
 # A whole object is hashed in pieces, of which some are fetched ahead.
 _HASHED_BYTES = 2 << 20
 _HASHED_AHEAD = 16
+# Indexes of so many shards, and of as many after these, are fetched together.
+_INDEXES_AHEAD = 256
 # The first 4 KiB of so many files are fetched together.
 _HEADS_AHEAD = 1024
 _T = TypeVar("_T")
@@ -113,9 +115,10 @@ class ShardFiles:
     """
     if not self.are_remote:
       return 0
-    self.fetch_indexes(spans)
-    num_bytes = 0
-    for shard, records in spans.items():
+    num_bytes, shards = 0, list(spans)
+    for number, (shard, records) in enumerate(spans.items()):
+      if number % _INDEXES_AHEAD == 0:
+        self.fetch_indexes(shards[number : number + 2 * _INDEXES_AHEAD])
       byte_ranges = self.read(shard, functools.partial(_find_spans, records))
       content = self._content(self._manifest.record_files[shard])
       num_bytes += self._pool.fetcher.fetch(Span(content, start, stop) for start, stop in byte_ranges)
@@ -134,20 +137,25 @@ class ShardFiles:
     )
 
   def fetch_indexes(self, shards: Iterable[int]) -> None:
-    """Have what opening reads fetched from a store, of the shards that are not open."""
-    if not self.are_remote:
-      return
-    m, spans = self._manifest, []
-    for shard in shards:
+    """Have what opening reads fetched from a store, of the first shards that are not open.
+
+    As many as half of the fetcher's budget holds: what is fetched later would push them out.
+    """
+    m, spans, num_bytes = self._manifest, [], 0
+    for shard in shards if self.are_remote else ():
       entry = m.record_files[shard]
       if entry.name in self.stamps and not self._pool.has_reader((self._key, shard)):
+        if num_bytes > self._pool.fetcher.budget.ahead_bytes // 2:
+          break
         content = self._content(entry)
         head_stop = min(HEAD_BYTES, entry.bytes)
-        spans += [Span(content, 0, head_stop), Span(content, *self._index_span(entry))]
+        shard_spans = [Span(content, 0, head_stop), Span(content, *self._index_span(entry))]
         if m.offsets_files and m.offsets_files[shard].name in self.stamps:
           table = m.offsets_files[shard]
-          spans.append(Span(self._content(table), 0, table.bytes))
-    self._pool.fetcher.fetch(span for span in spans if span.start < span.stop)
+          shard_spans.append(Span(self._content(table), 0, table.bytes))
+        spans += [span for span in shard_spans if span.start < span.stop]
+        num_bytes += sum(span.stop - span.start for span in shard_spans)
+    self._pool.fetcher.fetch(spans)
 
   def check_heads(self) -> None:
     """Compare the first 4 KiB of all files of records with the manifest.

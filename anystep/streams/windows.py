@@ -14,6 +14,8 @@ from anystep.plans.plan import Plan
 from anystep.units.tables import Members, ranges
 
 WindowKey = tuple[int, int, int, int]  # task, epoch, shard, first turn
+# Windows whose blocks are fetched together, before the budget is looked at.
+_WINDOWS_TOGETHER = 32
 
 
 class Window:
@@ -133,21 +135,49 @@ class WindowReader:
       stops: the turn after each one's last, `(windows,) int64`.
     """
     places = self._locate(keys, stops)
-    if self.is_remote:
-      self._fetch_blocks(keys, places)
-    return [
-      self._read_window(k, epoch, shard, of_window)
-      for (k, epoch, shard, _), of_window in zip(keys, places, strict=True)
-    ]
+    num_fetched, windows = 0, []
+    for number, ((k, epoch, shard, _), of_window) in enumerate(zip(keys, places, strict=True)):
+      if self.is_remote and number == num_fetched:
+        # As many as half of the budget holds; the rest once these are read.
+        limit_bytes = self._pool.fetcher.budget.ahead_bytes // 2
+        windows_fetched, _ = self._fetch_windows(keys[number:], places[number:], limit_bytes=limit_bytes)
+        num_fetched += windows_fetched
+      windows.append(self._read_window(k, epoch, shard, of_window))
+    return windows
 
   def fetch(self, keys: Sequence[WindowKey], stops: np.ndarray) -> int:
-    """Have the blocks of windows fetched from stores ahead of need; return the number of new bytes.
+    """Have the blocks of windows fetched from stores ahead of need, as far as the budget has room.
 
     Args:
       keys: of the windows.
       stops: as those of `read`.
+
+    Returns:
+      The number of bytes that were not fetched before.
     """
-    return self._fetch_blocks(keys, self._locate(keys, stops))
+    free_bytes = self._pool.fetcher.free_bytes
+    return self._fetch_windows(keys, self._locate(keys, stops), limit_bytes=free_bytes)[1]
+
+  def _fetch_windows(
+    self, keys: Sequence[WindowKey], places: Sequence[np.ndarray], *, limit_bytes: int
+  ) -> tuple[int, int]:
+    """Have the blocks of windows fetched, until they are more than so many bytes.
+
+    Returns:
+      How many windows' blocks were fetched, at least one, and the number of bytes that were new.
+    """
+    shards: dict[int, dict[int, None]] = {}
+    for k, _, shard, _ in keys:
+      shards.setdefault(k, {})[shard] = None
+    # Indexes of all shards first, side by side.
+    for k, of_task in shards.items():
+      self._caches[k].files.fetch_indexes(of_task)
+    num_windows = num_bytes = 0
+    while num_windows < len(keys) and (not num_windows or num_bytes < limit_bytes):
+      stop = num_windows + _WINDOWS_TOGETHER
+      num_bytes += self._fetch_blocks(keys[num_windows:stop], places[num_windows:stop])
+      num_windows = min(stop, len(keys))
+    return num_windows, num_bytes
 
   def fetch_units(self, k: int, places: Mapping[int, np.ndarray], *, hold_blocks: bool) -> int:
     """Have units at places by shard fetched ahead of need, as `fetch`; see `read_units`."""
