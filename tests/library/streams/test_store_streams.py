@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pathlib
 import shutil
 import time
 
@@ -10,8 +9,10 @@ import caches
 import numpy as np
 import pytest
 from attacks import targets
+from etils import epath
 from store_servers import servers
 from store_servers.bad_proxy import FAULTS
+from store_servers.fixtures import SCHEMES, store_root
 from store_servers.served_folders import served_folder
 
 from anystep.caches.cache import open_cache
@@ -336,21 +337,20 @@ def test_a_forked_process_is_refused_by_name(store, bucket):
     assert answers.read() == b"forked_process"
 
 
-def test_streams_come_end_to_end_from_moto(tmp_path, monkeypatch):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_streams_come_end_to_end_from_servers_of_each_store(scheme, tmp_path):
   local = build(tmp_path, containers.ARRAY_RECORD)
   plan = Plan.start(open_at(local), batch_size=8, num_epochs=2)
-  with servers.moto_server() as endpoint:
-    for name, value in servers.s3_environment(endpoint).items():
-      monkeypatch.setenv(name, value)
-    servers.make_bucket(endpoint, "moto-bucket")
-    servers.copy_to_bucket(pathlib.Path(local), endpoint, "moto-bucket")
-    expected = digests(plan, open_at(local))
-    assert digests(plan, open_at("s3://moto-bucket"), prefetch_batches=8) == expected
-    cache = open_at("s3://moto-bucket")
-    key = f"demo/{cache.manifest.record_files[2].name}"
-    servers.put_object(endpoint, "moto-bucket", key, b"another content")
+  expected = digests(plan, open_at(local))
+  with store_root(scheme) as bucket:
+    for path in sorted(path for path in local.rglob("*") if path.is_file()):
+      (epath.Path(bucket) / path.relative_to(local).as_posix()).write_bytes(path.read_bytes())
+    assert digests(plan, open_at(bucket), prefetch_batches=8) == expected
+    cache = open_at(bucket)
+    changed = epath.Path(bucket) / "demo" / cache.manifest.record_files[2].name
+    changed.write_bytes(b"another content")
     with pytest.raises(AnystepError, match="file_changed"):
       digests(plan, cache)
-    servers.delete_object(endpoint, "moto-bucket", key)
+    changed.unlink()
     with pytest.raises(AnystepError, match="file_missing"):
       digests(plan, cache)
