@@ -184,10 +184,7 @@ class Cache:
     self.manifest_sha256 = manifest_sha256
     self.pool = process_pool() if pool is None else pool
     self._key = (str(self.directory), manifest.split, manifest_sha256)
-    self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
-    self.files = ShardFiles(
-      manifest, path_of=self.path_of, pool=self.pool, key=self._key, stamps=stamps or {}
-    )
+    self.files = ShardFiles(root, manifest, pool=self.pool, key=self._key, stamps=stamps or {})
     # Index of the first record of each shard, where shards are files one after the other.
     self._starts = np.cumsum(manifest.shard_records) - manifest.shard_records
 
@@ -311,9 +308,7 @@ class Cache:
 
   def path_of(self, entry: FileEntry) -> epath.Path:
     """Return the path of a file of the manifest."""
-    if self.manifest.layout == AS_IS and entry.name not in self._own_names:
-      return names.record_path(self.root, entry.name)
-    return self.directory / entry.name
+    return self.files.path_of(entry)
 
   @property
   def vocabularies(self) -> dict[str, str]:

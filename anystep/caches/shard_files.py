@@ -19,7 +19,7 @@ from anystep.caches.file_checks import (
   read_content,
   stamp_file,
 )
-from anystep.caches.manifest import HEAD_BYTES, FileEntry, Manifest
+from anystep.caches.manifest import AS_IS, HEAD_BYTES, FileEntry, Manifest
 from anystep.caches.read_pool import ReadPool
 from anystep.containers.containers import BlockReader, find_format, open_blocks
 from anystep.containers.file_ranges import (
@@ -31,6 +31,7 @@ from anystep.containers.file_ranges import (
   unreadable,
 )
 from anystep.errors import AnystepError
+from anystep.files import names
 from anystep.stores.addresses import is_remote
 from anystep.stores.failures import ObjectChangedError
 from anystep.stores.range_fetcher import ObjectContent, Span
@@ -49,8 +50,8 @@ class ShardFiles:
   """Files of a split's records.
 
   Args:
+    root: the directory that the task's lies below.
     manifest: the split's.
-    path_of: returns the path of a file of the manifest.
     pool: holds open files; on stores, its fetcher holds ranges that are read ahead.
     key: begins the pool's keys.
     stamps: of record files whose content was compared with the manifest, by name.
@@ -62,20 +63,28 @@ class ShardFiles:
 
   def __init__(
     self,
+    root: epath.Path,
     manifest: Manifest,
     *,
-    path_of: Callable[[FileEntry], epath.Path],
     pool: ReadPool,
     key: Hashable,
     stamps: Mapping[str, FileStamp],
   ):
+    self._root = root
+    self._directory = names.task_directory(root, manifest.task)
+    self._own_names = frozenset(entry.name for entry in manifest.offsets_files)
     self._manifest = manifest
-    self._path_of = path_of
     self._pool = pool
     self._key = key
     self.stamps = dict(stamps)
     self._contents: dict[str, ObjectContent] = {}
-    self.are_remote = bool(manifest.record_files) and is_remote(path_of(manifest.record_files[0]))
+    self.are_remote = is_remote(root)
+
+  def path_of(self, entry: FileEntry) -> epath.Path:
+    """Return the path of a file of the manifest."""
+    if self._manifest.layout == AS_IS and entry.name not in self._own_names:
+      return names.record_path(self._root, entry.name)
+    return self._directory / entry.name
 
   def read(self, shard: int, read: Callable[[BlockReader], _T]) -> _T:
     """Read from a shard's file, if it is still the file that was opened and checked.
@@ -99,7 +108,7 @@ class ShardFiles:
         if reader.stamp() == self.stamps[entry.name]:
           return content
         self._pool.close_reader(key)
-    raise file_changing(self._path_of(entry))
+    raise file_changing(self.path_of(entry))
 
   def fetch(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> int:
     """Have records fetched from a store ahead of need; do nothing on local disks.
@@ -177,7 +186,7 @@ class ShardFiles:
     if self.are_remote:
       self._open_object(entry)
     else:
-      read_content(self._path_of(entry), entry.head_sha256, num_bytes=HEAD_BYTES)
+      read_content(self.path_of(entry), entry.head_sha256, num_bytes=HEAD_BYTES)
 
   def check_content(self, entry: FileEntry) -> None:
     """Compare every byte of a file with the manifest.
@@ -185,7 +194,7 @@ class ShardFiles:
     Raises:
       AnystepError: 65 `file_changed`, `file_missing`.
     """
-    path = self._path_of(entry)
+    path = self.path_of(entry)
     if self.are_remote:
       self._check_object(entry, stamp_file(path))
     else:
@@ -210,22 +219,20 @@ class ShardFiles:
       # What cannot be read of this content is read of the one that is there now, or is an error.
       with contextlib.suppress(OSError):
         content = self._pool.fetcher.read(spans[0]) if entry.name in self.stamps else None
-    return read_array(
-      self._path_of(entry), entry.sha256, kind=kind, dtype=dtype, shape=shape, content=content
-    )
+    return read_array(self.path_of(entry), entry.sha256, kind=kind, dtype=dtype, shape=shape, content=content)
 
   def _content(self, entry: FileEntry) -> ObjectContent:
     """Return the content of a file on a store that was compared with the manifest."""
     stamp, known = self.stamps[entry.name], self._contents.get(entry.name)
     # Making an address takes longer than all else that a range needs.
     if known is None or known.etag != stamp.etag:
-      known = self._contents[entry.name] = content_at(self._path_of(entry), stamp)
+      known = self._contents[entry.name] = content_at(self.path_of(entry), stamp)
     return known
 
   def _open(self, shard: int) -> BlockReader:
     m = self._manifest
     entry = m.record_files[shard]
-    path = self._path_of(entry)
+    path = self.path_of(entry)
     offsets, ranges = None, None
     if self.are_remote:
       ranges = self._open_object(entry)
@@ -271,7 +278,7 @@ class ShardFiles:
 
   def _open_object(self, entry: FileEntry) -> ObjectRanges:
     """Return the ranges of a file on a store, whose first 4 KiB are the manifest's."""
-    path, stamp = self._path_of(entry), self.stamps.get(entry.name)
+    path, stamp = self.path_of(entry), self.stamps.get(entry.name)
     with _store_failures(path):
       if stamp is not None:
         # Another content may be as good: an object that was copied back, for instance.
@@ -283,14 +290,14 @@ class ShardFiles:
       return self._check_object_head(entry, stamp)
 
   def _check_object_head(self, entry: FileEntry, stamp: FileStamp) -> ObjectRanges:
-    path = self._path_of(entry)
+    path = self.path_of(entry)
     ranges = ObjectRanges(content_at(path, stamp), self._pool.fetcher)
     check_sha256(path, entry.head_sha256, hashlib.sha256(ranges.read(0, HEAD_BYTES)).hexdigest())
     return ranges
 
   def _check_object(self, entry: FileEntry, stamp: FileStamp) -> None:
     """Compare every byte of one content of an object with the manifest."""
-    path, digest = self._path_of(entry), hashlib.sha256()
+    path, digest = self.path_of(entry), hashlib.sha256()
     content = content_at(path, stamp)
     spans = [
       Span(content, start, min(start + _HASHED_BYTES, stamp.size_bytes))
