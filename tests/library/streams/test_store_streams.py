@@ -23,6 +23,7 @@ from anystep.features.digest import batch_digest
 from anystep.features.feature import Feature
 from anystep.plans.plan import Plan
 from anystep.plans.tombstones import TombstoneList
+from anystep.stores.disk_cache import DiskCache
 from anystep.stores.range_fetcher import FetchBudget
 from anystep.streams.stream import open_stream
 
@@ -189,6 +190,22 @@ def test_blocks_that_lie_together_are_one_request(store, bucket):
   digests(plan, cache, prefetch_batches=16)
   # 500 blocks; the first batches are fetched alone, later ones in chunks that grow.
   assert store.take_requests()["GET"] < 60
+
+
+def test_a_disk_cache_serves_later_processes_and_epochs(store, bucket, tmp_path):
+  replaced = Replaced(store, bucket)
+  for attempt in range(2):
+    store.take_requests()
+    disk_cache = DiskCache(tmp_path, budget_bytes=1 << 30)
+    cache = open_at(store.path(replaced.root), disk_cache=disk_cache)
+    assert digests(replaced.plan, cache, prefetch_batches=8) == replaced.expected
+    requests = store.take_requests()
+    if attempt:
+      # What opening reads is read of the store.
+      assert requests == {"GET": 2, "LIST": 1}
+  replace_by_others(replaced)
+  with pytest.raises(AnystepError, match="file_changed"):
+    digests(replaced.plan, open_at(store.path(replaced.root), disk_cache=disk_cache))
 
 
 class Replaced:
