@@ -166,6 +166,11 @@ class ShardFiles:
         num_bytes += sum(span.stop - span.start for span in shard_spans)
     self._pool.fetcher.fetch(spans)
 
+  def forget_fetched(self) -> None:
+    """Let go of what was fetched from a store and is not read yet."""
+    if self._contents:
+      self._pool.fetcher.forget(self._contents.values())
+
   def check_heads(self) -> None:
     """Compare the first 4 KiB of all files of records with the manifest.
 

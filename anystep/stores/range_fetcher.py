@@ -201,6 +201,13 @@ class RangeFetcher:
         return fetched
     return bytes(_read(span, self.budget))
 
+  def forget(self, contents: Iterable[ObjectContent]) -> None:
+    """Let go of what was fetched of objects, and of what is still to be fetched."""
+    with self._lock:
+      for content in contents:
+        for piece in tuple(self._pieces.get(content, ())):
+          self._drop(piece)
+
   def _find(self, span: Span) -> _Piece | None:
     for piece in self._pieces.get(span.content, ()):
       if piece.is_held and piece.span.start <= span.start and span.stop <= piece.span.stop:

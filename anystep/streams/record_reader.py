@@ -278,11 +278,10 @@ class FetchAhead:
     self._fetched = range(self._fetched.start, stop)
     if not steps:
       return 0
-    for step in steps:
-      self._found[step] = self._find_units(step)
-    task, unit, _ = join_steps([self._found[step] for step in steps])
-    self._step_rows = max(len(task) // len(steps), 1)
     # Whoever reads these records gets the error.
     with contextlib.suppress(AnystepError, OSError):
+      self._found |= {step: self._find_units(step) for step in steps}
+      task, unit, _ = join_steps([self._found[step] for step in steps])
+      self._step_rows = max(len(task) // len(steps), 1)
       return self._reader.fetch(task, unit)
     return 0

@@ -105,6 +105,8 @@ class WindowReader:
     """Let go of what is held."""
     self.forget()
     self._pool.drop_where(lambda key: key[0] == self._owner)
+    for cache in self._caches:
+      cache.files.forget_fetched()
 
   def release_tables(self) -> None:
     """Let go of what unit tables hold; they read it again where it is asked for."""

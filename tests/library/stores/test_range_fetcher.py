@@ -142,6 +142,20 @@ def test_the_oldest_ranges_make_room(store):
   assert len(store.requests) >= num_requests + len(spans) - 3
 
 
+def test_what_is_forgotten_takes_no_memory_and_is_read_anew(store):
+  fetcher = RangeFetcher(FetchBudget(requests=1))
+  store.let_go.clear()
+  fetcher.fetch([Span(OBJECT, 0, 10), Span(OBJECT, 1_000_000, 2_000_000), Span(OTHER, 0, 10)])
+  wait_until(lambda: store.running == 1)
+  fetcher.forget([OBJECT])
+  assert fetcher.free_bytes == FetchBudget().ahead_bytes - 10
+  store.let_go.set()
+  assert fetcher.read(Span(OTHER, 0, 10)) == CONTENT[:10]
+  assert fetcher.read(Span(OBJECT, 0, 10)) == CONTENT[:10]
+  # Nobody fetches what nobody waits for.
+  assert ("object", 1_000_000, 2_000_000) not in store.requests
+
+
 def test_a_reader_does_not_wait_for_a_thread_that_is_busy(store):
   fetcher = RangeFetcher(FetchBudget(requests=1))
   store.let_go.clear()

@@ -208,6 +208,16 @@ def test_a_disk_cache_serves_later_processes_and_epochs(store, bucket, tmp_path)
     digests(replaced.plan, open_at(store.path(replaced.root), disk_cache=disk_cache))
 
 
+def test_a_closed_stream_leaves_nothing_fetched(store, bucket):
+  root = build(bucket, containers.TFRECORD)
+  cache = open_at(store.path(root))
+  fetcher = cache.pool.fetcher
+  with open_stream(Plan.start(cache, batch_size=8), {"demo": cache}, prefetch_batches=8) as stream:
+    next(stream)
+    assert fetcher.free_bytes < fetcher.budget.ahead_bytes
+  assert fetcher.free_bytes == fetcher.budget.ahead_bytes
+
+
 class Replaced:
   """A cache on the store whose first step was read, and another of files of the same sizes."""
 
