@@ -219,10 +219,11 @@ def report(
   options: argparse.Namespace,
 ) -> str:
   """The section of docs/benchmarks.md."""
+  passes = "one pass" if options.passes == 1 else f"{options.passes} passes"
   about = (
     f"{options.examples:,} examples as in [Readers](#readers), read by this library from local files and from"
     " a server that speaks S3 on the same machine and shares its cores, with no time or 50 ms added to each"
-    f" request. A rate is the median of {options.passes} passes in processes of their own, in turns, timed"
+    f" request. A rate is the median of {passes} in processes of their own, in turns, timed"
     f" after {UNTIMED_BATCHES} batches, cut off after {options.pass_seconds:g} s; all began with the same"
     " batches. Requests are those of a whole pass, with opening; CPU is the reader's."
   )
