@@ -62,7 +62,7 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   from rich.console import Console
 
   from anystep.train.configuration.configuration import configuration_text
-  from anystep.train.models.placement import describe_placement
+  from anystep.train.runs.placement import describe_placement
 
   # The data cannot be checked before its caches exist.
   if _print_missing_data(trainer, values):

@@ -228,7 +228,8 @@ def _as_model(parameters: Leaves) -> tuple[dict[Names, Leaf], dict[str, Any]]:
   if _LOGITS in parameters:
     tensors[_HEAD] = transpose(read_leaf(_LOGITS))
   num_gates = 2 if any(name.endswith("/mlp/wi_0/kernel") for name in parameters) else 1
-  counts, biases = {}, []
+  counts: dict[str, int] = {}
+  biases: list[tuple[int, ...]] = []
   for name in _BLOCKS:
     start = PARAMETERS + name
     tensors[f"{name}.final_layer_norm.weight"] = read_leaf(f"{start}/{name}_norm/scale")

@@ -113,7 +113,8 @@ def write_tree(path: str, leaves: Mapping[Keys, Leaf], advance: Advance) -> None
       "store_data_equal_to_fill_value": True,
     }
     opened[keys] = ts.open(spec, create=True, open=False, context=context)
-  pending, pending_bytes = [], 0
+  pending: list[tuple[Any, int]] = []
+  pending_bytes = 0
   for keys, leaf in leaves.items():
     array = opened[keys].result()
     for index in iterate_blocks(leaf, blocks[keys]):
@@ -146,7 +147,7 @@ def write_tree(path: str, leaves: Mapping[Keys, Leaf], advance: Advance) -> None
   )
 
 
-def _await(pending: list[tuple[ts.WriteFutures, int]], advance: Advance) -> None:
+def _await(pending: list[tuple[Any, int]], advance: Advance) -> None:
   for write, num_bytes in pending:
     write.result()
     advance(num_bytes)

@@ -31,20 +31,20 @@ from anystep.train.configuration.resume_contract import (
   find_value_changes,
   record_accepted,
 )
+from anystep.train.conversion.restoring import Start, open_start, restore_start, with_dtype
 from anystep.train.datasets.config import DatasetConfig
 from anystep.train.datasets.configured_tasks import check_vocabularies
 from anystep.train.datasets.run_data import RunData, only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Model
-from anystep.train.models.placement import Placement, place_state
 from anystep.train.models.train_state import make_train_step
 from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
 from anystep.train.partitioning.batches import batch_sharding, global_batch
 from anystep.train.partitioning.mesh import process_share
 from anystep.train.partitioning.partitioner import Partitioner
 from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate, report_evaluation
-from anystep.train.runs.restoring import Start, open_start, restore_start, with_dtype
+from anystep.train.runs.placement import Placement, place_state
 from anystep.train.runs.run_identity import accept_run, new_run, read_run, write_run
 from anystep.train.runs.run_lock import locked_run
 from anystep.train.runs.step_reporter import StepReporter

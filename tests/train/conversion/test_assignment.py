@@ -1,4 +1,4 @@
-"""Rules for leaves: refusals. What they mean stands beside T5X's in tests/train/runs/test_restoring.py."""
+"""Rules for leaves: refusals. What they mean stands beside T5X's in test_restoring.py."""
 
 import doctest
 

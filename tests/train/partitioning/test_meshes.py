@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
-from anystep.train.models.placement import bytes_by_device
 from anystep.train.models.train_state import initialize, make_train_step
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
@@ -15,6 +14,7 @@ from anystep.train.optimizers import adafactor
 from anystep.train.partitioning import Partitioner, standard_logical_axis_rules
 from anystep.train.partitioning.batches import batch_sharding, global_batch, local_rows
 from anystep.train.partitioning.partitioner import optimizer_shardings
+from anystep.train.runs.placement import bytes_by_device
 
 SIZES = {
   "vocab_size": 128,

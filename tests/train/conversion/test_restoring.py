@@ -14,16 +14,15 @@ from t5x_cases import FIXTURES, t5x_model
 from anystep.errors import AnystepError
 from anystep.train.checkpoints.restore_config import RestoreConfig
 from anystep.train.checkpoints.saved_arrays import as_tree
-from anystep.train.conversion import formats
+from anystep.train.conversion import formats, restoring
 from anystep.train.conversion.anystep_format import leaf_names
+from anystep.train.conversion.restoring import open_start, restore_start, with_dtype
 from anystep.train.learning_rates import learning_rate_schedule
 from anystep.train.models.train_state import initialize
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
 from anystep.train.partitioning import Partitioner
-from anystep.train.runs import restoring
-from anystep.train.runs.restoring import open_start, restore_start, with_dtype
 
 CHECKPOINTS = FIXTURES / "t5x" / "t5_1_1_checkpoints"
 CASES = json.loads((FIXTURES / "t5x" / "restore" / "restore.json").read_text())["cases"]
