@@ -30,6 +30,7 @@ MAX_CHUNK_RECORDS = 1 << 28
 MAX_JSON_BYTES = 1 << 28
 MAX_JSON_DEPTH = 200
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -61,7 +62,7 @@ def is_name(value: object) -> bool:
 
 def is_sha256(value: object) -> bool:
   """Return whether a value is a sha256 in lower-case hexadecimal digits."""
-  return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+  return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def are_feature_lengths(value: object, *, least: int = 0) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from anystep.caches.entries import FileEntry, count_examples
 from anystep.caches.file_checks import check_foreign, check_sizes, list_directory, read_content
-from anystep.caches.manifest import AS_IS, FileEntry, Manifest
+from anystep.caches.manifest import AS_IS, Manifest
 from anystep.caches.read_pool import ReadPool, held_bytes, process_pool
 from anystep.caches.shard_files import ShardFiles
 from anystep.containers.file_ranges import RESTORE, FileStamp
@@ -197,7 +198,8 @@ class Cache:
 
   def __reduce__(self) -> tuple[Any, ...]:
     stamps = {name: tuple(stamp) for name, stamp in self.files.stamps.items()}
-    return _unpickled, (str(self.root), self.manifest.to_json(), self.manifest_sha256, stamps)
+    path = self.directory / names.manifest_name(self.manifest.split)
+    return _unpickled, (str(self.root), str(path), self.manifest.to_json(), self.manifest_sha256, stamps)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
     """Return the example of an index, features by name."""
@@ -290,7 +292,7 @@ class Cache:
       return self.locate(indices)
     indices = whole_numbers(indices, "indices")
     ordinals = preshuffle(m.num_examples, task=m.task, split=m.split, seed=m.seed).inverse(indices)
-    stops = np.cumsum([shard.examples for shard in m.source_shards])
+    stops = np.cumsum(count_examples(m.source_shards).astype(np.int64))
     source_shards = np.searchsorted(stops, ordinals, side="right")
     starts = np.concatenate([[0], stops[:-1]])
     return source_shards, ordinals - starts[source_shards]
@@ -366,7 +368,7 @@ class Cache:
 
 
 def _unpickled(
-  root: str, manifest_json: str, manifest_sha256: str, stamps: Mapping[str, tuple[int, int, int, str]]
+  root: str, path: str, manifest_json: str, sha256: str, stamps: Mapping[str, tuple[int, int, int, str]]
 ) -> Cache:
   file_stamps = {name: FileStamp(*stamp) for name, stamp in stamps.items()}
-  return Cache(epath.Path(root), Manifest.from_json(manifest_json), manifest_sha256, stamps=file_stamps)
+  return Cache(epath.Path(root), Manifest.from_json(manifest_json, path=path), sha256, stamps=file_stamps)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from etils import epath
 
-from anystep.caches.manifest import FileEntry
+from anystep.caches.entries import FileEntry
 from anystep.containers.file_ranges import RESTORE, FileStamp
 from anystep.errors import AnystepError, ExitCode
 from anystep.files.input_files import open_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,17 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from anystep.caches.entries import (
+  HEAD_BYTES,
+  FileEntry,
+  SourceShard,
+  are_named,
+  count_examples,
+  count_records,
+  file_rows,
+  have_names,
+)
+from anystep.caches.manifest_tables import LARGE_ROWS, make_tables, read_tables
 from anystep.containers.containers import CONTAINERS, FORMATS, find_format
 from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.features.feature import Feature
@@ -26,85 +36,16 @@ from anystep.limits import (
   refuse_wrong,
 )
 
+__all__ = ["HEAD_BYTES", "FileEntry", "Fingerprint", "Manifest", "SourceShard"]
+
 FORMAT = "anystep-cache"
-FORMAT_VERSION = 1
+# Version 2 has tables beside it.
+FORMAT_VERSIONS = (1, 2)
 ORDER_VERSION = 1
-HEAD_BYTES = 4096
-_HASHED_BYTES = 1 << 24
 
 # Layouts: files that the cache job wrote in the preshuffle's order, or files that were there before.
 PRESHUFFLED = "preshuffled"
 AS_IS = "as_is"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FileEntry:
-  """A file of the cache. `records` is its number of records, of a table its rows, else 1.
-
-  Files are in the task's directory. Only records in layout `as_is` are elsewhere: their names are relative to
-  the caches' root, and `names.record_path` makes paths of them.
-  """
-
-  name: str
-  records: int
-  bytes: int
-  sha256: str
-  head_sha256: str
-
-  def __post_init__(self):
-    refuse_wrong(
-      records=is_count(self.records),
-      bytes=is_count(self.bytes),
-      sha256=is_sha256(self.sha256),
-      head_sha256=is_sha256(self.head_sha256),
-    )
-
-  @classmethod
-  def of(cls, name: str, records: int, content: builtins.bytes) -> FileEntry:
-    """Return the entry of a file with this content."""
-    return cls(
-      name=name,
-      records=records,
-      bytes=len(content),
-      sha256=hashlib.sha256(content).hexdigest(),
-      head_sha256=hashlib.sha256(content[:HEAD_BYTES]).hexdigest(),
-    )
-
-  @classmethod
-  def of_file(
-    cls,
-    path: epath.PathLike,
-    *,
-    name: str,
-    records: int,
-    see: Callable[[builtins.bytes], object] = lambda piece: None,
-  ) -> FileEntry:
-    """Return the entry of a file of any size; `see` is called with each piece, 16 MiB except the last one."""
-    digest, size, head = hashlib.sha256(), 0, b""
-    with epath.Path(path).open("rb") as file:
-      while content := file.read(_HASHED_BYTES):
-        head = head or content[:HEAD_BYTES]
-        digest.update(content)
-        size += len(content)
-        see(content)
-    return cls(
-      name=name,
-      records=records,
-      bytes=size,
-      sha256=digest.hexdigest(),
-      head_sha256=hashlib.sha256(head).hexdigest(),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SourceShard:
-  """A shard of the task's source: its name and the number of its examples in the split."""
-
-  name: str
-  examples: int
-
-  def __post_init__(self):
-    refuse_wrong(examples=is_count(self.examples))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,6 +91,7 @@ class Manifest:
     offsets_files: of TFRecord one per shard, each record's offset; of Parquet one per shard, the offset and
       checksum of each part; else none.
     description_files: SeqIO's info and stats, and where examples were bad, those; none in layout `as_is`.
+    table_files: of a large cache the tables that hold the other files and the source shards; else none.
     source_shards: in the source's order; in layout `as_is` the shards themselves.
   """
 
@@ -173,6 +115,7 @@ class Manifest:
   base_seed: int = 0
   offsets_files: Sequence[FileEntry] = ()
   layout: str = PRESHUFFLED
+  table_files: Sequence[FileEntry] = ()
 
   def __post_init__(self):
     as_is = self.layout == AS_IS
@@ -199,22 +142,23 @@ class Manifest:
     _refuse({"files.offsets": self._offsets_are_of_shards()})
 
   def _checks_preshuffled(self) -> dict[str, bool]:
-    def records_name(split: str, shard: int, num_shards: int) -> str:
-      return names.records_name(split, self.container, shard, num_shards)
-
-    sizes = shard_sizes(self.num_examples, self.num_shards).tolist()
+    records_name, lengths_name, _ = _name_shard_files(self.split, self.container, self.num_shards)
+    sizes = shard_sizes(self.num_examples, self.num_shards)
     return {
-      "files.records": self._of_shards(self.record_files, records_name)
-      and [file.records for file in self.record_files] == sizes,
-      "files.lengths": self._of_shards(self.lengths_files, names.lengths_name),
+      "files.records": are_named(self.record_files, records_name)
+      and np.array_equal(self.shard_records, sizes),
+      "files.lengths": are_named(self.lengths_files, lengths_name)
+      and np.array_equal(count_records(self.lengths_files), sizes),
+      "files.tables": [file.name for file in self.table_files]
+      == (list(names.table_names(self.split)) if self.table_files else []),
       "files.descriptions": [file.name for file in self.description_files]
       == [
         names.info_name(self.split),
         names.stats_name(self.split),
         *([names.quarantine_name(self.split)] if self.bad_examples else []),
       ],
-      "source_shards": all(isinstance(shard.name, str) for shard in self.source_shards)
-      and sum(shard.examples for shard in self.source_shards) == self.num_examples,
+      "source_shards": have_names(self.source_shards)
+      and sum(count_examples(self.source_shards).tolist()) == self.num_examples,
     }
 
   def _checks_as_is(self) -> dict[str, bool]:
@@ -223,6 +167,7 @@ class Manifest:
     return {
       "files.records": sum(records for _, records in shards) == self.num_examples,
       "files.descriptions": not self.description_files,
+      "files.tables": not self.table_files,
       "source_shards": [(shard.name, shard.examples) for shard in self.source_shards] == shards,
       # No job ran that could have shuffled, drawn, split into ranges or trimmed.
       "seed": self.seed == 0,
@@ -231,24 +176,15 @@ class Manifest:
       "task_feature_lengths": self.task_feature_lengths is None,
     }
 
-  def _of_shards(self, files: Sequence[FileEntry], name_of: Callable[[str, int, int], str]) -> bool:
-    """Return whether names and records of the files are those of the shards."""
-    expected = [
-      (name_of(self.split, shard, self.num_shards), file.records)
-      for shard, file in enumerate(self.record_files)
-    ]
-    return [(file.name, file.records) for file in files] == expected
-
   def _offsets_are_of_shards(self) -> bool:
     """Return whether offsets files are those of the shards."""
-    expected = [
-      (
-        names.offsets_name(self.split, shard, self.num_shards, container=self.container),
-        self.offsets_shape(shard)[0],
-      )
-      for shard in range(len(self.record_files) if self.has_offsets else 0)
-    ]
-    return [(file.name, file.records) for file in self.offsets_files] == expected
+    _, _, offsets_name = _name_shard_files(self.split, self.container, self.num_shards)
+    shape_of, rows = find_format(self.container).offsets_shape, file_rows(self.record_files)
+    sizes = zip(rows["bytes"].tolist(), rows["records"].tolist(), strict=True)
+    expected = [] if shape_of is None else [shape_of(*of_file)[0] for of_file in sizes]
+    return (
+      are_named(self.offsets_files, offsets_name) and count_records(self.offsets_files).tolist() == expected
+    )
 
   @property
   def has_offsets(self) -> bool:
@@ -263,7 +199,7 @@ class Manifest:
   @property
   def shard_records(self) -> np.ndarray:
     """Records of each shard: `(S,) int64`."""
-    return np.array([file.records for file in self.record_files], np.int64)
+    return count_records(self.record_files)
 
   @property
   def bad_examples(self) -> int:
@@ -278,7 +214,32 @@ class Manifest:
   @property
   def files(self) -> list[FileEntry]:
     """All files of the split, except the manifest itself."""
-    return [*self.record_files, *self.lengths_files, *self.offsets_files, *self.description_files]
+    return [
+      *self.record_files,
+      *self.lengths_files,
+      *self.offsets_files,
+      *self.description_files,
+      *self.table_files,
+    ]
+
+  @property
+  def format_version(self) -> int:
+    """Version of the manifest's form: 2 with tables, else 1."""
+    return 2 if self.table_files else 1
+
+  def with_tables(self) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest with tables where the cache is large, and their content by name.
+
+    Files in layout `as_is` have names of their own, and no tables.
+    """
+    is_large = self.num_shards + len(self.source_shards) >= LARGE_ROWS
+    if not is_large or self.table_files or self.layout == AS_IS:
+      return self, {}
+    files = [self.record_files, self.lengths_files, *([self.offsets_files] if self.has_offsets else [])]
+    tables = make_tables(self.split, files, self.source_shards)
+    entries = [FileEntry.of(name, rows, content) for name, (rows, content) in tables.items()]
+    contents = {name: content for name, (_, content) in tables.items()}
+    return dataclasses.replace(self, table_files=entries), contents
 
   def to_json(self) -> str:
     """Return the manifest file's text: the same bytes for the same manifest."""
@@ -290,17 +251,20 @@ class Manifest:
       "reader": self.fingerprint.reader,
       "provenance": self.fingerprint.provenance,
     }
-    files = {
-      "records": self.record_files,
-      "lengths": self.lengths_files,
-      "descriptions": self.description_files,
-    }
+    files = {"descriptions": self.description_files}
+    if self.table_files:
+      files["tables"] = self.table_files
+    else:
+      files |= {"records": self.record_files, "lengths": self.lengths_files}
     # Manifests of other containers, which need no offsets, were fixed before offsets were added.
-    if self.has_offsets:
+    if self.has_offsets and not self.table_files:
       files["offsets"] = self.offsets_files
+    source_shards = (
+      {} if self.table_files else {"source_shards": [dataclasses.asdict(s) for s in self.source_shards]}
+    )
     return {
       "format": FORMAT,
-      "format_version": FORMAT_VERSION,
+      "format_version": self.format_version,
       "order_version": ORDER_VERSION,
       **{name: getattr(self, name) for name in _PLAIN_FIELDS},
       "container": {"name": self.container, "options": self.container_options},
@@ -309,22 +273,26 @@ class Manifest:
         for name, f in self.features.items()
       },
       "files": {name: [dataclasses.asdict(f) for f in entries] for name, entries in files.items()},
-      "source_shards": [dataclasses.asdict(s) for s in self.source_shards],
+      **source_shards,
       "fingerprint": fingerprint,
     }
 
   @classmethod
-  def from_json(cls, text: str | bytes, *, path: object = "manifest") -> Manifest:
+  def from_json(cls, text: str | bytes, *, path: epath.PathLike = "manifest") -> Manifest:
     """Return the manifest of a text, checked.
 
+    Args:
+      text: as `to_json` gives it.
+      path: of the manifest's file; tables that it names are read beside it.
+
     Raises:
-      AnystepError: 65 `manifest_version` or `manifest_invalid`.
+      AnystepError: 65 `manifest_version` or `manifest_invalid`; 65 `file_missing`, `file_changed` of tables.
     """
     try:
       document = parse_json(text)
       versions = (document["format"], document["format_version"], document["order_version"])
-      if versions == (FORMAT, FORMAT_VERSION, ORDER_VERSION):
-        manifest = cls._from_document(document)
+      if versions in [(FORMAT, version, ORDER_VERSION) for version in FORMAT_VERSIONS]:
+        manifest = cls._from_document(document, epath.Path(path).parent)
         # No part of the file may be ignored.
         if canonical_json(manifest._document()) != canonical_json(document):
           raise ValueError("it says more than a manifest does, or says it otherwise")
@@ -336,13 +304,13 @@ class Manifest:
       ExitCode.DATA,
       "manifest_version",
       path=path,
-      expected=(FORMAT, FORMAT_VERSION, ORDER_VERSION),
+      expected=(FORMAT, FORMAT_VERSIONS, ORDER_VERSION),
       got=versions,
       fix="read the cache with the anystep version that wrote it, or cache the task again",
     )
 
   @classmethod
-  def _from_document(cls, document: Mapping[str, Any]) -> Manifest:
+  def _from_document(cls, document: Mapping[str, Any], directory: epath.Path) -> Manifest:
     fingerprint = Fingerprint(
       reader=document["fingerprint"]["reader"], provenance=document["fingerprint"]["provenance"]
     )
@@ -351,18 +319,30 @@ class Manifest:
     files = {
       name: tuple(FileEntry(**entry) for entry in entries) for name, entries in document["files"].items()
     }
+    container = document["container"]["name"]
+    source_shards: Sequence[SourceShard]
+    kinds: list[Sequence[FileEntry]]
+    if document["format_version"] == 1:
+      kinds = [files["records"], files["lengths"], files.get("offsets", ())]
+      source_shards = tuple(SourceShard(**s) for s in document["source_shards"])
+    else:
+      named = _name_shard_files(document["split"], container, document["num_shards"])
+      has_offsets = find_format(container).offsets_shape is not None
+      tables, source_shards = read_tables(directory, files["tables"], named if has_offsets else named[:2])
+      kinds = [*tables, *([] if has_offsets else [()])]
     return cls(
       **{name: document[name] for name in _PLAIN_FIELDS},
-      container=document["container"]["name"],
+      container=container,
       container_options=document["container"]["options"],
       features={
         name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in document["features"].items()
       },
-      record_files=files["records"],
-      lengths_files=files["lengths"],
-      offsets_files=files.get("offsets", ()),
+      record_files=kinds[0],
+      lengths_files=kinds[1],
+      offsets_files=kinds[2],
       description_files=files["descriptions"],
-      source_shards=tuple(SourceShard(**s) for s in document["source_shards"]),
+      table_files=files.get("tables", ()),
+      source_shards=source_shards,
       fingerprint=fingerprint,
     )
 
@@ -386,6 +366,15 @@ def _refuse(checks: Mapping[str, bool]) -> None:
   wrong = [name for name, right in checks.items() if not right]
   if wrong:
     raise ValueError(f"wrong or inconsistent {', '.join(wrong)}")
+
+
+def _name_shard_files(split: str, container: str, num_shards: int) -> tuple[Callable[[int], str], ...]:
+  """Return what names a shard's records, lengths and offsets by its number."""
+  return (
+    lambda shard: names.records_name(split, container, shard, num_shards),
+    lambda shard: names.lengths_name(split, shard, num_shards),
+    lambda shard: names.offsets_name(split, shard, num_shards, container=container),
+  )
 
 
 def shard_sizes(num_examples: int, num_shards: int) -> np.ndarray:

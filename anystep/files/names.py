@@ -95,6 +95,12 @@ def vocabulary_path(directory: epath.PathLike, sha256: str) -> epath.Path:
   return epath.Path(directory) / VOCABULARIES / _check(sha256, "vocabulary", pattern=_SHA256)
 
 
+def table_names(split: str) -> tuple[str, str, str]:
+  """The names of a large cache's tables: of files, of source shards' names, and of their examples."""
+  _check(split, "split")
+  return f"{split}.files.npy", f"{split}.source_shards.json", f"{split}.source_examples.npy"
+
+
 def units_name(split: str, shard: int, num_shards: int) -> str:
   """The name of a shard's part of a unit table."""
   return f"{_check(split, 'split')}.units-{shard:05d}-of-{num_shards:05d}.npy"

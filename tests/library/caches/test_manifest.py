@@ -149,7 +149,7 @@ def test_the_file_states_versions_and_what_the_order_specification_needs():
   "change",
   [
     changed("format", to="seqio"),
-    changed("format_version", to=2),
+    changed("format_version", to=3),
     changed("format_version", to="1"),
     changed("order_version", to=2),
   ],
@@ -158,7 +158,7 @@ def test_another_version_is_refused_with_both_sides(change):
   error = refused_document(change)
   assert (error.code, error.kind) == (65, "manifest_version")
   assert error.fields["path"] == "demo/manifest.train.json"
-  assert error.fields["expected"] == ("anystep-cache", 1, 1)
+  assert error.fields["expected"] == ("anystep-cache", (1, 2), 1)
   document = json.loads(TEXT)
   change(document)
   assert error.fields["got"] == tuple(document[k] for k in ("format", "format_version", "order_version"))
