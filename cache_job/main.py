@@ -183,6 +183,12 @@ def define_flags() -> flags.FlagValues:
     "a directory of caches by seqio_cache_tasks: reshuffle these, and run no preprocessor",
     flag_values=values,
   )
+  flags.DEFINE_integer(
+    "worker_memory_mib",
+    2048,
+    "memory of a worker's process, in MiB. The more, the fewer ranges of files sorting and writing read",
+    flag_values=values,
+  )
   flags.DEFINE_boolean("resume", True, "go on with what an earlier job left unfinished", flag_values=values)
   flags.DEFINE_boolean(
     "enable_char_counts",
@@ -316,6 +322,7 @@ def _make_options(values: flags.FlagValues, beam_arguments: Sequence[str]) -> Ca
     seqio_cache_dir=values.from_seqio_cache,
     max_bad_examples=values.max_bad_examples,
     determinism_check=values.determinism_check,
+    worker_memory_mib=values.worker_memory_mib,
     resume=values.resume,
     index_only=values.index_only,
     overwrite=values.overwrite,

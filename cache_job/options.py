@@ -37,6 +37,7 @@ class CacheOptions:
       preprocessors; None for those.
     max_bad_examples: so many of a split are left out and listed, where they cannot be cached.
     determinism_check: percent of source shards whose preprocessors are run twice and compared.
+    worker_memory_mib: memory of a worker's process, in MiB; the more, the fewer ranges of files are read.
     resume: whether the job goes on with the files of an unfinished one.
     index_only: whether the source's own files are described in place of being cached (layout `as_is`).
     overwrite: whether a complete cache is made anew.
@@ -66,6 +67,7 @@ class CacheOptions:
   seqio_cache_dir: str | None = None
   max_bad_examples: int = 0
   determinism_check: float = 0.0
+  worker_memory_mib: int = 2048
   resume: bool = True
   index_only: bool = False
   overwrite: bool = False
@@ -161,6 +163,10 @@ class CacheOptions:
         name: (getattr(self, name) is None or is_count(getattr(self, name)), f"at most {MAX_COUNT}")
         for name in ("block_records", "range_examples", "max_bad_examples")
       },
+      "worker_memory_mib": (
+        is_count(self.worker_memory_mib, least=MIN_MEMORY_MIB, most=MAX_MEMORY_MIB),
+        f"{MIN_MEMORY_MIB} to {MAX_MEMORY_MIB}",
+      ),
       "determinism_check": (0 <= self.determinism_check <= 100, "0 to 100"),
       "task_feature_lengths": (
         self.task_feature_lengths is None or are_feature_lengths(self.task_feature_lengths),
@@ -177,6 +183,9 @@ class CacheOptions:
           fix=f"give --{name} a value in this range",
         )
 
+
+# Below it TensorFlow and Beam leave none for records.
+MIN_MEMORY_MIB, MAX_MEMORY_MIB = 1024, 1 << 20
 
 # A new one is to be left out at its default: the jobs that earlier versions left unfinished know none.
 _DECIDE_BYTES = (

@@ -26,6 +26,7 @@ import pyarrow.parquet
 import pytest
 import seqio
 from absl import flags
+from apache_beam.options.pipeline_options import PipelineOptions
 from pictures import write_pictures
 from seqio_caches import write_seqio_cache
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -53,7 +54,7 @@ ELLIPSES = {
   "anystep-train": ["--gin_file=my_run.gin", "--gin.MODEL_DIR='model_of_ellipsis'"],
 }
 # Of Beam, gin and ruff, and of the benchmarks.
-OTHER_FLAGS = {"--runner", "--gin", "--fix"}.union(
+OTHER_FLAGS = {"--gin", "--fix", *(f"--{name}" for name in PipelineOptions([]).get_all_options())}.union(
   *(re.findall(r'"(--\w+)"', path.read_text()) for path in (ROOT / "benchmarks").glob("*.py"))
 )
 # A model that compiles in no time, and less of everything.
@@ -112,13 +113,13 @@ def check_command(words):
     assert arguments[0] == "install", words
     assert {name for extra in extras for name in extra.split(",")} <= {*declared, "gcp"}, words
   elif program == "python":
-    assert arguments[0] == "-m", words
-    assert importlib.util.find_spec(arguments[1]), words
+    assert arguments[0] in ("-c", "-m"), words
+    assert arguments[0] == "-c" or importlib.util.find_spec(arguments[1]), words
   elif program == ".venv/bin/pytest":
     paths = [argument.partition("::")[0] for argument in arguments if argument.startswith("tests/")]
     assert all((ROOT / path).exists() for path in paths), words
   else:
-    assert program in ("git", "cd"), words
+    assert program in ("git", "cd", "docker", "gcloud", "java"), words
 
 
 def flags_of(program):

@@ -175,6 +175,15 @@ def refresh_lock(address: Address, lock_id: str) -> None:
       objects.put_if_match(address, refreshed, version)
 
 
+def is_lost(address: Address, lock_id: str) -> bool:
+  """Return whether another program holds a lock by now; one that was released is not lost."""
+  try:
+    content, _ = objects.read_version(address)
+  except FileNotFoundError:
+    return False
+  return _parse(content).get("id") != lock_id
+
+
 def _parse(content: bytes) -> dict[str, Any]:
   try:
     document = parse_json(content)

@@ -19,8 +19,9 @@ def main() -> None:
   from anystep.cache_job.planning.building_directories import prepare_directories
   from anystep.cache_job.planning.task_work import plan_work
   from anystep.cache_job.shuffle.final_shards import write_shard
-  from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
+  from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group, summarize_sorted
   from anystep.cache_job.shuffle.spill import write_spill
+  from anystep.cache_job.shuffle.summaries import summarize_spills
   from anystep.cache_job.state.split_job import list_source_ranges
 
   options = CacheOptions(cache_dir=sys.argv[1], modules=(cache_task.__name__,))
@@ -30,12 +31,14 @@ def main() -> None:
   for source in list_source_ranges(job):
     write_spill(job, source)
   start = time.perf_counter()
+  summarize_spills(job, range(len(job.source_shards)))
   plan = plan_final(job)
   for group in range(len(plan.groups)):
     sort_group(job, group)
+  summarize_sorted(job, range(len(plan.groups)))
   for shard in range(plan.num_shards):
     write_shard(job, shard)
-  print(json.dumps({"examples": sum(plan.examples), "seconds": time.perf_counter() - start}))
+  print(json.dumps({"examples": plan.num_examples, "seconds": time.perf_counter() - start}))
 
 
 if __name__ == "__main__":

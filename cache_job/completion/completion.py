@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import seqio
 from etils import epath
@@ -16,12 +14,14 @@ from etils import epath
 from anystep.cache_job.planning.building_directories import (
   BUILDING,
   list_building_directories,
-  make_fingerprint,
+  read_fingerprint,
 )
 from anystep.cache_job.planning.task_work import TaskWork
-from anystep.cache_job.shuffle.final_shards import find_shard
-from anystep.cache_job.shuffle.sorted_spills import read_all_spills
-from anystep.cache_job.state.job_lock import LOCK, lock_task_directory
+from anystep.cache_job.preprocessing.example_datasets import get_registered_task
+from anystep.cache_job.shuffle.final_shards import read_shards
+from anystep.cache_job.shuffle.summaries import read_spill_summaries
+from anystep.cache_job.state.failures import report_failures
+from anystep.cache_job.state.job_lock import LOCK, check_lock, lock_task_directory
 from anystep.cache_job.state.split_job import (
   SplitJob,
   list_source_ranges,
@@ -30,13 +30,56 @@ from anystep.cache_job.state.split_job import (
   read_plan,
 )
 from anystep.cache_job.state.split_stats import merge_stats
+from anystep.caches.cache import read_completed, read_manifest
 from anystep.caches.manifest import AS_IS, FileEntry, Manifest, SourceShard
 from anystep.errors import AnystepError
 from anystep.files import names, storage
 from anystep.files.json_files import canonical_json
 from anystep.tasks.vocabularies.copies import keep_copies, remove_unused_copies
 
-_Result = TypeVar("_Result")
+
+def complete_task(jobs: Sequence[SplitJob], kept: Mapping[str, str]) -> None:
+  """Complete the cache of a task on a worker, once all shards are written.
+
+  A second run, or one at the same time by another worker, changes nothing.
+
+  Args:
+    jobs: those of the task's splits.
+    kept: complete splits that stay as they are, with the sha256 of their manifests.
+  """
+  with report_failures(jobs[0]):
+    if are_complete(jobs):
+      return
+    task = get_registered_task(jobs[0])
+    directory = names.task_directory(jobs[0].options.cache_dir, task.name)
+    splits = [job.split for job in jobs]
+    work = TaskWork(task=task, directory=directory, splits=splits, jobs=tuple(jobs), kept=kept)
+    check_lock(jobs[0])
+    try:
+      complete(work, {job.split: describe_split(job) for job in jobs})
+    except (AnystepError, OSError):
+      # The other worker has removed what this one was reading.
+      if not are_complete(jobs):
+        raise
+
+
+def are_complete(jobs: Sequence[SplitJob]) -> bool:
+  """Tell whether the jobs of a task have been completed, which removes their directories last."""
+  directory = epath.Path(jobs[0].directory).parent.parent
+  return not any(epath.Path(job.directory).exists() for job in jobs) and {job.split for job in jobs} <= set(
+    read_completed(directory)
+  )
+
+
+def read_manifests(work: TaskWork) -> TaskWork:
+  """Return the work of a task, whose cache is complete, with the manifests of its new splits."""
+  completed = read_completed(work.directory)
+  paths = {job.split: work.directory / names.manifest_name(job.split) for job in work.jobs}
+  for split, path in paths.items():
+    if split not in completed:
+      raise make_incomplete_error(work.task.name, split, path, "a complete split")
+  manifests = {split: read_manifest(path, completed[split]) for split, path in paths.items()}
+  return dataclasses.replace(work, manifests=manifests)
 
 
 def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
@@ -50,13 +93,19 @@ def complete(work: TaskWork, manifests: Mapping[str, Manifest]) -> TaskWork:
     manifests: by split, one for each of its jobs, whose directories hold the files.
   """
   directory = work.directory
+  with_tables = {split: manifest.with_tables() for split, manifest in manifests.items()}
+  manifests = {split: manifest for split, (manifest, _) in with_tables.items()}
+  tables = {split: contents for split, (_, contents) in with_tables.items()}
+  waiting_files = {job.split: _list_waiting_files(job, manifests[job.split]) for job in work.jobs}
   withdraw_replaced(work)
   for job in work.jobs:
     manifest = manifests[job.split]
-    for name, waiting in _list_waiting_files(job, manifest).items():
-      # A job that was stopped here has moved some.
-      if waiting.exists():
+    for name, waiting in waiting_files[job.split].items():
+      # A job that was stopped here, or another worker, has moved some; all are looked at below.
+      with contextlib.suppress(FileNotFoundError):
         storage.move(waiting, directory / name)
+    for name, content in tables[job.split].items():
+      storage.put(directory / name, content)
     storage.put(directory / names.manifest_name(job.split), manifest.to_json().encode())
     _remove_replaced_files(directory, manifest)
     _check_placed(directory, manifest)
@@ -83,9 +132,7 @@ def _list_waiting_files(job: SplitJob, manifest: Manifest) -> dict[str, epath.Pa
   directory = epath.Path(job.directory)
   if manifest.layout == AS_IS:
     return {entry.name: directory / entry.name for entry in manifest.offsets_files}
-  shards = [
-    _require_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(manifest.num_shards)
-  ]
+  shards = read_shards(job, manifest.num_shards)
   files = [file for shard in shards for file in shard.values() if not file.version]
   shard_files = {file.entry.name: directory / file.file for file in files}
   return shard_files | {entry.name: directory / entry.name for entry in manifest.description_files}
@@ -118,6 +165,7 @@ def _remove_replaced_files(directory: epath.Path, manifest: Manifest) -> None:
   split = manifest.split
   pattern, new_names = names.shard_pattern(split), {entry.name for entry in manifest.files}
   descriptions = {names.info_name(split), names.stats_name(split), names.quarantine_name(split)}
+  descriptions |= set(names.table_names(split))
   for path in directory.iterdir():
     is_of_split = pattern.match(path.name) or path.name in descriptions
     put = (names.COMPLETED, names.manifest_name(split))
@@ -146,13 +194,11 @@ def remove_left_overs(work: TaskWork) -> None:
       _remove_buildings(work.directory, work.kept)
 
 
-def describe_split(task: seqio.Task, job: SplitJob) -> Manifest:
+def describe_split(job: SplitJob) -> Manifest:
   """Write SeqIO's own descriptions beside the split's shards, and return its manifest."""
-  spills, plan, ranges = read_all_spills(job), read_plan(job), list_source_ranges(job)
-  shards = [
-    _require_finished(job, find_shard(job, shard), f"shard {shard}") for shard in range(plan.num_shards)
-  ]
-  features = next(spill.features for spill in spills if spill.features is not None)
+  spills, plan, ranges = list(read_spill_summaries(job)), read_plan(job), list_source_ranges(job)
+  shards = read_shards(job, plan.num_shards)
+  features = next(form for spill in spills for _, form in spill.forms)
   info = {
     "num_shards": len(shards),
     "features": {name: {"dtype": f.dtype, "shape": f.shape} for name, f in features.items()},
@@ -176,7 +222,7 @@ def describe_split(task: seqio.Task, job: SplitJob) -> Manifest:
     seed=job.options.seed,
     base_seed=job.options.base_seed,
     range_examples=job.options.range_examples,
-    num_examples=sum(plan.examples),
+    num_examples=plan.num_examples,
     num_shards=plan.num_shards,
     block_records=job.options.block_records,
     container=job.options.container,
@@ -188,9 +234,9 @@ def describe_split(task: seqio.Task, job: SplitJob) -> Manifest:
     description_files=entries,
     source_shards=[
       SourceShard(name=source_names[source.name], examples=count)
-      for source, count in zip(ranges, plan.examples, strict=True)
+      for source, count in zip(ranges, (n for spill in spills for n in spill.examples), strict=True)
     ],
-    fingerprint=make_fingerprint(task, job),
+    fingerprint=read_fingerprint(job),
     cache_at=job.options.cache_at,
     task_feature_lengths=job.options.task_feature_lengths,
   )
@@ -204,20 +250,15 @@ def _strip_common_folder(names: Sequence[str]) -> dict[str, str]:
   >>> _strip_common_folder(["train 0", "train 1"])
   {'train 0': 'train 0', 'train 1': 'train 1'}
   """
-  parts = [name.split("/") for name in names]
-  folders = zip(*(of_name[:-1] for of_name in parts), strict=False)
-  common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, folders))
-  return {name: "/".join(of_name[common:]) for name, of_name in zip(names, parts, strict=True)}
+  # All names begin with what the first and the last in order have in common.
+  first, last = min(names), max(names)
+  pairs = enumerate(zip(first, last, strict=False))
+  common = next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))
+  folder = first[: first.rfind("/", 0, common) + 1]
+  return {name: name.removeprefix(folder) for name in names}
 
 
 def _write_description(job: SplitJob, name: str, text: str, *, records: int = 1) -> FileEntry:
   content = text.encode()
   storage.put(locate_file(job, name), content)
   return FileEntry.of(name, records, content)
-
-
-def _require_finished(job: SplitJob, result: _Result | None, what: str) -> _Result:
-  """Return a worker's result, which must be there by now."""
-  if result is None:
-    raise make_incomplete_error(job.task, job.split, job.directory, what)
-  return result

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import seqio
 from etils import epath
 
-from anystep.cache_job.state.split_job import SplitJob, find_state, locate_file
+from anystep.cache_job.state.source_names import write_names
+from anystep.cache_job.state.split_job import SplitJob, find_state, locate_file, make_incomplete_error
 from anystep.caches.manifest import Fingerprint
 from anystep.errors import AnystepError, ExitCode
 from anystep.files import storage
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
   from anystep.cache_job.planning.task_work import TaskWork
 
 BUILDING = ".building"
+_FINGERPRINT = "fingerprint.json"
 
 
 def list_building_directories(directory: epath.Path, splits: Collection[str]) -> list[epath.Path]:
@@ -42,11 +45,13 @@ def prepare_directories(works: Iterable[TaskWork]) -> None:
         for left in list_building_directories(work.directory, [job.split]):
           left.rmtree()
       epath.Path(job.directory).mkdir(parents=True, exist_ok=True)
-      _check_provenance(work.task, job)
+      write_names(job.directory, job.source_shards)
+      fingerprint = make_fingerprint(work.task, job)
+      _check_provenance(job, fingerprint.provenance)
+      storage.put(locate_file(job, _FINGERPRINT), canonical_json(dataclasses.asdict(fingerprint)).encode())
 
 
-def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
-  provenance = make_fingerprint(task, job).provenance
+def _check_provenance(job: SplitJob, provenance: Mapping[str, Any]) -> None:
   path = locate_file(job, "provenance.json")
   before_job = find_state(path, lambda document: document)
   if before_job is None:
@@ -69,6 +74,19 @@ def _check_provenance(task: seqio.Task, job: SplitJob) -> None:
       got=now,
       fix="undo the change to go on with what an earlier run left, or start anew with --noresume",
     )
+
+
+def read_fingerprint(job: SplitJob) -> Fingerprint:
+  """Return the fingerprint that `prepare_directories` noted.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  path = locate_file(job, _FINGERPRINT)
+  fingerprint = find_state(path, lambda document: Fingerprint(**document))
+  if fingerprint is None:
+    raise make_incomplete_error(job.task, job.split, path, "the task's fingerprint")
+  return fingerprint
 
 
 def make_fingerprint(task: seqio.Task, job: SplitJob) -> Fingerprint:

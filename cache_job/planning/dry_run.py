@@ -64,6 +64,7 @@ class SplitForecast:
       "examples": None,
       "cache_bytes": None,
       "temporary_bytes": None,
+      "ranges": None,
       "refusal": _describe_refusal(self.refusal),
     }
     if estimate is not None and estimate.examples is not None:
@@ -198,6 +199,7 @@ def _describe_kept(manifest: Manifest) -> dict[str, Any]:
     "examples": manifest.num_examples,
     "cache_bytes": sum(file.bytes for file in manifest.files),
     "temporary_bytes": 0,
+    "ranges": 0,
     "refusal": None,
   }
 

@@ -15,6 +15,7 @@ from anystep.cache_job.preprocessing.example_datasets import build_dataset
 from anystep.cache_job.preprocessing.seqio_caches import read_noted_examples
 from anystep.cache_job.shuffle.spill import list_sequence_names
 from anystep.cache_job.state.failures import make_failure
+from anystep.cache_job.state.group_sizes import estimate_ranges
 from anystep.cache_job.state.spill_files import SpilledRecords, count_spilled_bytes
 from anystep.cache_job.state.split_job import SourceRange, SplitJob, choose_num_shards
 from anystep.containers import containers
@@ -41,19 +42,23 @@ class Estimate:
     cache_bytes: of the cache's files; where `examples` is None, of each example.
     temporary_bytes: of files that the job removes at its end, likewise.
     num_shards: of the cache; None where `examples` is, and the options do not say.
+    ranges: number of ranges of temporary files that sorting and writing read; None where `examples` is.
   """
 
   examples: int | None
   cache_bytes: int
   temporary_bytes: int
   num_shards: int | None
+  ranges: int | None = None
 
   def __str__(self) -> str:
     sizes = f"{format_bytes(self.cache_bytes)} and {format_bytes(self.temporary_bytes)} of temporary disk"
     if self.examples is None:
       return f"about {sizes} for each example, of which the source does not tell how many it has"
     examples = f"{_round_to_digits(self.examples):,} example{'' if self.examples == 1 else 's'}"
-    return f"about {examples} in {self.num_shards} shard{'' if self.num_shards == 1 else 's'}, {sizes}"
+    shards = f"{self.num_shards} shard{'' if self.num_shards == 1 else 's'}"
+    ranges = "" if self.ranges is None else f", which is read in {_round_to_digits(self.ranges):,} ranges"
+    return f"about {examples} in {shards}, {sizes}{ranges}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,19 +107,33 @@ def estimate_split(task: Any, job: SplitJob) -> Estimate | None:
   cache_bytes = _estimate_example_bytes(job, sample)
   # Everything is written once as it comes, and once sorted by shards.
   temporary_bytes = 2 * count_spilled_bytes(sample.parts) / sample.examples
-  examples, num_shards = None, job.options.num_shards
+  examples, ranges, num_shards = None, None, job.options.num_shards
   if source_examples is not None:
     examples = round(source_examples * sample.examples / sample.source_examples)
     record_bytes = examples * sum(part.data.nbytes for part in sample.parts) // sample.examples
     num_shards = choose_num_shards(job, num_examples=examples, record_bytes=record_bytes)
     cache_bytes = examples * cache_bytes + num_shards * _count_shard_bytes(job)
     temporary_bytes *= examples
+    ranges = estimate_ranges(
+      num_files=_count_ranges(job, source_examples),
+      num_examples=examples,
+      record_bytes=record_bytes,
+      num_shards=num_shards,
+      memory_bytes=job.options.worker_memory_mib << 20,
+    )
   return Estimate(
     examples=examples,
     cache_bytes=round(cache_bytes),
     temporary_bytes=round(temporary_bytes),
     num_shards=num_shards,
+    ranges=ranges,
   )
+
+
+def _count_ranges(job: SplitJob, source_examples: int) -> int:
+  """Return about how many units of preprocessing there are."""
+  cut = 0 if job.options.range_examples is None else source_examples // job.options.range_examples
+  return max(len(job.source_shards), cut)
 
 
 def format_bytes(size: int) -> str:

@@ -89,8 +89,8 @@ def check_source_apart(job: SplitJob, directory: epath.Path) -> None:
   """Refuse a source whose files stand where the cache's shards would: they would be lost."""
   pattern = names.shard_pattern(job.split)
   for name in job.source_shards if job.seqio_cache is None else ():
-    folder, file = os.path.split(storage.find_absolute(name))
-    if pattern.match(file) and folder == storage.find_absolute(directory):
+    folder, file = os.path.split(name)
+    if pattern.match(file) and storage.find_absolute(folder) == storage.find_absolute(directory):
       raise AnystepError(
         ExitCode.UNSAFE,
         "source_in_cache",

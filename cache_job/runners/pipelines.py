@@ -14,21 +14,30 @@ from anystep.errors import AnystepError, ExitCode, find_nearest, one_line
 if TYPE_CHECKING:
   import apache_beam as beam
   from apache_beam.options.pipeline_options import PipelineOptions
-  from apache_beam.runners.runner import PipelineRunner
+  from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 
-def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
-  """Return an empty pipeline for the runner that options name, to be entered and filled.
+def start_pipeline(
+  fill: Callable[[beam.Pipeline], object], arguments: Iterable[str], *, name: str
+) -> PipelineResult:
+  """Start a pipeline on the runner that options name, or run it where the runner is in this process.
 
   Args:
+    fill: applies transforms to the pipeline.
     arguments: as on Beam's command line.
+    name: the job's, where the options give none.
+
+  Returns:
+    What tells the job's state, and waits for its end.
 
   Raises:
     AnystepError: 64 `pipeline_options` for options that Beam does not know or that do not go together; 78
       `runner_missing` for a runner whose packages are not installed.
   """
-  runner, options = _create_runner(arguments)
-  if _is_dataflow(runner) and not _can_submit_to_dataflow():
+  from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+  runner, options = create_runner(arguments)
+  if is_dataflow(runner) and not _can_submit_to_dataflow():
     raise AnystepError(
       ExitCode.CONFIG,
       "runner_missing",
@@ -36,7 +45,11 @@ def open_pipeline(arguments: Iterable[str]) -> beam.Pipeline:
       got="apache-beam without it",
       fix=_format_gcp_install(),
     )
-  return _make_pipeline(runner, options)
+  # Of all engines.
+  options.view_as(GoogleCloudOptions).job_name = options.view_as(GoogleCloudOptions).job_name or name
+  pipeline = _make_pipeline(runner, options)
+  fill(pipeline)
+  return pipeline.run()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +59,7 @@ class RunnerGraph:
   Attributes:
     name: the runner's.
     num_transforms: transforms that have no others within.
+    graph_bytes: its size as it is sent; Dataflow refuses 10 MB.
     stages: names of the stages.
     install: the command that installs packages without which nothing can be submitted; None where all are
       there.
@@ -53,13 +67,15 @@ class RunnerGraph:
 
   name: str
   num_transforms: int
+  graph_bytes: int
   stages: Sequence[str]
   install: str | None = None
 
   def lines(self) -> list[str]:
     """Return lines for people."""
+    size = f"{self.graph_bytes / 2**10:,.1f} KiB"
     return [
-      f"for {self.name}: {self.num_transforms} transforms in {len(self.stages)} stages",
+      f"for {self.name}: {self.num_transforms} transforms in {len(self.stages)} stages, {size}",
       *(f"  {stage}" for stage in self.stages),
       *([f"  to submit it: {self.install}"] if self.install else []),
     ]
@@ -76,20 +92,20 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
     arguments: as on Beam's command line.
 
   Raises:
-    AnystepError: 64 `pipeline_options` and 78 `runner_missing`, as `open_pipeline`, but not where
+    AnystepError: 64 `pipeline_options` and 78 `runner_missing`, as `start_pipeline`, but not where
       apache-beam[gcp] alone is missing.
   """
   from apache_beam.options.pipeline_options import StandardOptions, TestOptions
 
-  runner, options = _create_runner(arguments)
+  runner, options = create_runner(arguments)
   options.view_as(TestOptions).dry_run = True
-  missing = _is_dataflow(runner) and not _can_submit_to_dataflow()
+  missing = is_dataflow(runner) and not _can_submit_to_dataflow()
   pipeline = _make_pipeline(runner, options)
   try:
     fill(pipeline)
     graph = (
       _translate_for_dataflow(pipeline)
-      if _is_dataflow(runner) and not missing
+      if is_dataflow(runner) and not missing
       else _translate_to_proto(pipeline)
     )
   finally:
@@ -99,6 +115,7 @@ def build_graph(fill: Callable[[beam.Pipeline], object], arguments: Iterable[str
   return RunnerGraph(
     name=options.view_as(StandardOptions).runner or StandardOptions.DEFAULT_RUNNER,
     num_transforms=len(leaves),
+    graph_bytes=graph.ByteSize(),
     stages=[stage.full_label for stage in pipeline.transforms_stack[0].parts],
     install=_format_gcp_install() if missing else None,
   )
@@ -131,7 +148,12 @@ def _translate_to_proto(pipeline: beam.Pipeline) -> Any:
   return graphs[0]
 
 
-def _create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOptions]:
+def create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOptions]:
+  """Return the runner that options name, and Beam's form of the options.
+
+  Raises:
+    AnystepError: 64 `pipeline_options`; 78 `runner_missing`.
+  """
   arguments = list(arguments)
   check_pipeline_options(arguments)
   from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions
@@ -158,7 +180,7 @@ def _create_runner(arguments: Iterable[str]) -> tuple[PipelineRunner, PipelineOp
       got=one_line(error, with_type=False),
       fix=f"install what {name} needs, or name another --runner",
     ) from error
-  if _is_dataflow(runner):
+  if is_dataflow(runner):
     # Beam would make a bucket of its own where neither location is valid.
     cloud, validator = options.view_as(GoogleCloudOptions), PipelineOptionsValidator(options, runner)
     wrong = [validator.validate_gcs_path(cloud, option) for option in ("temp_location", "staging_location")]
@@ -186,7 +208,8 @@ def _make_pipeline(runner: PipelineRunner, options: PipelineOptions) -> beam.Pip
     ) from error
 
 
-def _is_dataflow(runner: object) -> bool:
+def is_dataflow(runner: object) -> bool:
+  """Return whether a runner submits to Dataflow."""
   return type(runner).__name__ in ("DataflowRunner", "TestDataflowRunner")
 
 

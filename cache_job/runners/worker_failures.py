@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Iterable
 
-from anystep.errors import AnystepError, ExitCode
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.tasks.registry.modules import import_modules
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
@@ -24,7 +24,8 @@ def explain_runner_error(error: BaseException) -> AnystepError | None:
   and runners pass on the text of its traceback.
 
   Returns:
-    78 `module_import` for a module that a worker lacks; 74 `runner_unreachable`.
+    78 `module_import` for a module that a worker lacks; 74 `runner_unreachable`; 73 `job_running` where
+    Dataflow has a job of that name.
   """
   import grpc
 
@@ -35,6 +36,15 @@ def explain_runner_error(error: BaseException) -> AnystepError | None:
       expected="a job service that answers within --job_server_timeout seconds",
       got="no answer",
       fix="start it, or give its address as --job_endpoint=host:port",
+    )
+  if type(error).__name__ == "DataflowJobAlreadyExistsError":
+    # Its class is there only where apache-beam[gcp] is. Ours are named by the work that they do.
+    return AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "job_running",
+      expected="no other job on Dataflow for the same work",
+      got=one_line(error, with_type=False),
+      fix="wait for that job, or cancel it",
     )
   missing = _MISSING_MODULE.search(str(error))
   if missing is None:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from anystep.cache_job.shuffle.sorted_spills import find_sorted
+from anystep.cache_job.shuffle.sorted_spills import read_sorted_names
 from anystep.cache_job.state.failures import report_failures
+from anystep.cache_job.state.group_sizes import RANGES_PER_FRAME
 from anystep.cache_job.state.spill_files import read_sorted_frame
 from anystep.cache_job.state.split_job import (
+  CHUNK_ITEMS,
   FinalPlan,
   SplitJob,
   find_marker,
   locate_file,
+  make_incomplete_error,
   put_marker,
+  put_summary,
   read_plan,
+  read_summaries,
 )
+from anystep.cache_job.state.split_stats import Count, count_nowhere
 from anystep.caches.manifest import FileEntry, shard_sizes
 from anystep.containers import containers
 from anystep.files import names, storage
@@ -49,11 +56,17 @@ ShardFiles = dict[str, ShardFile]
 
 def find_shard(job: SplitJob, shard: int) -> ShardFiles | None:
   """Return a shard's files; None where it is not finished, or no longer whole."""
-  files = find_marker(job, "final", shard, _parse_files)
+  files = find_marker(job, "final", shard, parse_files)
   return files if files is not None and all(_is_there(job, file) for file in files.values()) else None
 
 
-def _parse_files(document: Any) -> ShardFiles:
+def format_files(files: ShardFiles) -> dict[str, Any]:
+  """Return a shard's files as JSON."""
+  return {kind: dataclasses.asdict(file) for kind, file in files.items()}
+
+
+def parse_files(document: Any) -> ShardFiles:
+  """Return a shard's files from `format_files`'s JSON."""
   return {
     kind: ShardFile(
       entry=FileEntry(**entry["entry"]), file=str(entry["file"]), version=str(entry.get("version", ""))
@@ -62,12 +75,45 @@ def _parse_files(document: Any) -> ShardFiles:
   }
 
 
-def write_shard(job: SplitJob, shard: int) -> None:
-  """Write a shard's records and lengths; one that is finished is left as it is."""
+def write_shard(job: SplitJob, shard: int, count: Count = count_nowhere) -> None:
+  """Write a shard's records and lengths; one that is finished is left as it is, and counted."""
   with report_failures(job, shard=shard):
-    if find_shard(job, shard) is None:
-      files = _write_files(job, read_plan(job), shard)
-      put_marker(job, "final", shard, {kind: dataclasses.asdict(file) for kind, file in files.items()})
+    files = find_shard(job, shard)
+    if files is None:
+      files = _write_files(job, read_plan(job), shard, count)
+      put_marker(job, "final", shard, format_files(files))
+    count("examples", files["records"].entry.records)
+    count("bytes", sum(file.entry.bytes for file in files.values()))
+
+
+def summarize_shards(job: SplitJob, shards: Sequence[int]) -> None:
+  """Write the results of a chunk of shards, all of which must be finished, to one file.
+
+  Args:
+    job: the split's.
+    shards: their numbers, ascending.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  with report_failures(job):
+    documents = []
+    for shard in shards:
+      files = find_shard(job, shard)
+      if files is None:
+        raise make_incomplete_error(job.task, job.split, job.directory, f"shard {shard}")
+      documents.append(format_files(files))
+    put_summary(job, "finals", shards[0] // CHUNK_ITEMS, documents)
+
+
+def read_shards(job: SplitJob, num_shards: int) -> list[ShardFiles]:
+  """Return the files of all shards of a split.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  summaries = read_summaries(job, "finals", num_shards, lambda documents: list(map(parse_files, documents)))
+  return [files for summary in summaries for files in summary]
 
 
 def _is_there(job: SplitJob, file: ShardFile) -> bool:
@@ -88,8 +134,8 @@ def locate_placed(job: SplitJob, name: str) -> epath.Path:
   return epath.Path(job.directory).parent.parent / name
 
 
-def _write_files(job: SplitJob, plan: FinalPlan, shard: int) -> ShardFiles:
-  records, lengths = _gather(job, plan, shard)
+def _write_files(job: SplitJob, plan: FinalPlan, shard: int, count: Count) -> ShardFiles:
+  records, lengths = _gather(job, plan, shard, count)
   split, num_shards = job.split, plan.num_shards
   attempts: dict[str, tuple[str, epath.Path]] = {}
   with storage.local_directory(job.directory) as folder:
@@ -139,34 +185,30 @@ def _write_array(path: epath.Path, array: np.ndarray) -> None:
     np.save(file, array, allow_pickle=False)
 
 
-def _gather(job: SplitJob, plan: FinalPlan, shard: int) -> tuple[list[bytes], np.ndarray]:
+def _gather(job: SplitJob, plan: FinalPlan, shard: int, count: Count) -> tuple[list[bytes], np.ndarray]:
   """Return the shard's records by index, and their token counts, `(records, features) uint32`."""
-  num_examples = sum(plan.examples)
+  num_examples = plan.num_examples
   size = int(shard_sizes(num_examples, plan.num_shards)[shard])
   # A shard's frame in a group is in index order: the ordinals tell which group has the next record.
   indices = shard + plan.num_shards * np.arange(size)
   ordinals = preshuffle(num_examples, task=job.task, split=job.split, seed=job.options.seed).inverse(indices)
-  ends = np.cumsum([sum(file.records for file in group) for group in plan.groups])
+  ends = np.cumsum([group.records for group in plan.groups])
   group_of = np.searchsorted(ends, ordinals, side="right")
+  sorted_names = read_sorted_names(job, plan)
   records: list[bytes] = [b""] * size
+  count("ranges", RANGES_PER_FRAME * len(np.unique(group_of)))
   lengths = np.zeros((size, plan.num_features), np.uint32)
   for group in np.unique(group_of).tolist():
     rows = np.flatnonzero(group_of == group)
-    frame = read_sorted_frame(
-      _locate_sorted(job, plan, group),
+    frame, frame_bytes = read_sorted_frame(
+      locate_file(job, sorted_names[group]),
       shard,
       num_shards=plan.num_shards,
       num_records=len(rows),
       num_features=plan.num_features,
     )
+    count("range_bytes", frame_bytes)
     lengths[rows] = frame.lengths
     for row, record in zip(rows.tolist(), frame.records(), strict=True):
       records[row] = record
   return records, lengths
-
-
-def _locate_sorted(job: SplitJob, plan: FinalPlan, group: int) -> epath.Path:
-  name = find_sorted(job, plan, group)
-  if name is None:
-    raise FileNotFoundError(f"sorted group {group} is gone")
-  return locate_file(job, name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from anystep.cache_job.state.split_job import (
   locate_file,
   put_marker,
 )
-from anystep.cache_job.state.split_stats import SplitStats
+from anystep.cache_job.state.split_stats import Count, SplitStats, count_nowhere
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.feature import Feature
 from anystep.features.ragged import Ragged
@@ -41,6 +42,7 @@ from anystep.records.writing import serialize_example
 _HEARTBEAT_SECONDS = 1.0
 # Stores take one change of an object a second, and each costs.
 _STORE_HEARTBEAT_SECONDS = 10.0
+_HEARTBEAT = re.compile(r"spill-(\d+)\.progress\Z")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,11 +66,14 @@ class Spill:
   files: list[SpillFile]
 
 
-def count_source(job: SplitJob, shard: int) -> None:
+def count_source(job: SplitJob, shard: int, count: Count = count_nowhere) -> None:
   """Count a source shard's examples, where ranges are cut."""
-  if find_marker(job, "count", shard, dict) is None:
-    with report_failures(job, source_shard=job.source_shards[shard]):
-      put_marker(job, "count", shard, {"examples": count_examples(get_registered_task(job), job, shard)})
+  with report_failures(job, source_shard=job.source_shards[shard]):
+    marker = find_marker(job, "count", shard, dict)
+    if marker is None:
+      marker = {"examples": count_examples(get_registered_task(job), job, shard)}
+      put_marker(job, "count", shard, marker)
+    count("examples", marker["examples"])
 
 
 def find_spill(job: SplitJob, number: int) -> Spill | None:
@@ -78,39 +83,50 @@ def find_spill(job: SplitJob, number: int) -> Spill | None:
 
 
 def _parse_spill(document: Any) -> Spill:
-  features = document["features"]
-  if features is not None:
-    features = {name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in features.items()}
+  features = None if document["features"] is None else parse_features(document["features"])
   files = [SpillFile(**file) for file in document["files"]]
   return Spill(**{**document, "features": features, "files": files})
 
 
-def write_spill(job: SplitJob, source: SourceRange) -> Spill:
-  """Preprocess a source range into its spill; one that is finished is left as it is."""
+def parse_features(document: Any) -> dict[str, Feature]:
+  """Return features by name from their JSON."""
+  return {name: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for name, f in document.items()}
+
+
+def write_spill(job: SplitJob, source: SourceRange, count: Count = count_nowhere) -> Spill:
+  """Preprocess a source range into its spill; one that is finished is left as it is, and counted.
+
+  Args:
+    job: the split's.
+    source: the range.
+    count: is told of examples, bytes of records and milliseconds as they come, and of bad examples.
+  """
   with report_failures(job, source_shard=source.name):
     spill = find_spill(job, source.number)
     is_checked = _is_chosen_for_check(job, source)
-    if spill is not None and (spill.checked or not is_checked):
-      return spill
-    spill = spill or _write_spill(job, source)
+    if spill is not None:
+      count("examples", spill.examples)
+      count("bytes", sum(file.raw_bytes for file in spill.files))
+      count("bad_examples", len(spill.bad))
+      if spill.checked or not is_checked:
+        return spill
+    spill = spill or _write_spill(job, source, count)
     if is_checked:
       _check_again(job, source, spill)
       spill = dataclasses.replace(spill, checked=True)
     put_marker(job, "spill", source.number, dataclasses.asdict(spill))
     if spill.bad:
-      check_bad_examples(
-        job, [other for k in find_finished_items(job)["spill"] if (other := find_spill(job, k))]
-      )
+      finished = [other for k in find_finished_items(job)["spill"] if (other := find_spill(job, k))]
+      check_bad_examples(job, [entry for other in finished for entry in other.bad])
     return spill
 
 
-def check_bad_examples(job: SplitJob, spills: Sequence[Spill]) -> None:
-  """End the job where all spills together have more bad examples than the limit.
+def check_bad_examples(job: SplitJob, bad: Sequence[Mapping[str, Any]]) -> None:
+  """End the job where there are more bad examples than the limit.
 
   Raises:
     AnystepError: 65 `bad_examples`.
   """
-  bad = [entry for spill in spills for entry in spill.bad]
   if len(bad) > job.options.max_bad_examples:
     raise AnystepError(
       ExitCode.DATA,
@@ -127,17 +143,19 @@ def list_sequence_names(features: Mapping[str, Feature] | None) -> list[str]:
   return sorted(name for name, feature in (features or {}).items() if feature.sequence)
 
 
-def locate_progress(job: SplitJob, number: int) -> epath.Path:
-  """Return the file where a worker notes the number of examples done of a source range."""
-  return locate_file(job, f"spill-{number:05d}.progress")
+def find_heartbeats(job: SplitJob, finished: Collection[int]) -> list[epath.Path]:
+  """Return the files where workers note the number of examples done of ranges that are not finished."""
+  paths = epath.Path(job.directory).iterdir() if epath.Path(job.directory).exists() else ()
+  return [path for path in paths if (match := _HEARTBEAT.match(path.name)) and int(match[1]) not in finished]
 
 
-def _write_spill(job: SplitJob, source: SourceRange) -> Spill:
+def _write_spill(job: SplitJob, source: SourceRange, count: Count) -> Spill:
   task = get_registered_task(job)
   batches = ExampleBatches(task, job, source)
   stats = SplitStats(task.output_features, char_counts=job.options.char_counts)
   heartbeat = _Heartbeat(job, source)
   writer = SpillWriter(locate_file(job, f"spill-{source.number:05d}"))
+  start = time.monotonic()
   try:
     for number, (batch, records) in enumerate(batches):
       if number == 0:
@@ -145,7 +163,13 @@ def _write_spill(job: SplitJob, source: SourceRange) -> Spill:
       stats.add(batch)
       writer.add(records)
       heartbeat.beat(stats.counts["examples"])
+      count("examples", len(records))
+      count("bytes", records.data.nbytes)
+      stop = time.monotonic()
+      count("milliseconds", round(1000 * stop) - round(1000 * start))
+      start = stop
     writer.finish()
+    count("bad_examples", len(batches.bad.entries))
   except BaseException:
     writer.remove()
     raise
@@ -232,7 +256,7 @@ class _Heartbeat:
 
   def __init__(self, job: SplitJob, source: SourceRange):
     self._job = job
-    self._path = locate_progress(job, source.number)
+    self._path = locate_file(job, f"spill-{source.number:05d}.progress")
     self._pause_seconds = _STORE_HEARTBEAT_SECONDS if storage.is_remote(job.directory) else _HEARTBEAT_SECONDS
     self._next_seconds = time.monotonic() + self._pause_seconds
 

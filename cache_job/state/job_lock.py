@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from anystep.errors import AnystepError, ExitCode
 from anystep.files.directory_lock import LOCK, DirectoryLock, locked_directory
-from anystep.files.object_lock import refresh_lock
+from anystep.files.object_lock import is_lost, refresh_lock
 from anystep.stores.addresses import parse_address
 
 if TYPE_CHECKING:
   from anystep.cache_job.state.split_job import SplitJob
 
-__all__ = ["LOCK", "keep_lock", "lock_task_directory"]
+__all__ = ["LOCK", "check_lock", "keep_lock", "lock_task_directory"]
 
 _REFRESH_SECONDS = 10.0
 # By lock, when this process refreshes it next.
@@ -41,3 +42,21 @@ def keep_lock(job: SplitJob) -> None:
     # The next refresh may reach the store again.
     with contextlib.suppress(OSError):
       refresh_lock(parse_address(epath.Path(job.directory).parent.parent / LOCK), job.lock_id)
+
+
+def check_lock(job: SplitJob) -> None:
+  """Check on a worker that the job's lock on a store is not another program's, before the cache changes.
+
+  Raises:
+    AnystepError: 73 `job_running`.
+  """
+  path = epath.Path(job.directory).parent.parent / LOCK
+  if job.lock_id and is_lost(parse_address(path), job.lock_id):
+    raise AnystepError(
+      ExitCode.CANNOT_CREATE,
+      "job_running",
+      path=path,
+      expected="the lock that this job took",
+      got="another job's",
+      fix="wait for that job",
+    )

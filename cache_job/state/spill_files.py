@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator
-from typing import IO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 import zstandard
@@ -69,6 +69,13 @@ class SpillFile:
   frame_bytes: int
   records: int
   raw_bytes: int
+
+  @classmethod
+  def of_row(cls, row: Sequence[Any]) -> SpillFile:
+    """Return the file of a row that `dataclasses.astuple` made."""
+    name, *numbers = row
+    size, frame_bytes, records, raw_bytes = map(int, numbers)
+    return cls(name=str(name), bytes=size, frame_bytes=frame_bytes, records=records, raw_bytes=raw_bytes)
 
 
 class SpillWriter:
@@ -187,8 +194,8 @@ class SortedWriter:
 
 def read_sorted_frame(
   path: epath.PathLike, shard: int, *, num_shards: int, num_records: int, num_features: int
-) -> SpilledRecords:
-  """Read a shard's frame of a file that `SortedWriter` wrote.
+) -> tuple[SpilledRecords, int]:
+  """Read a shard's frame of a file that `SortedWriter` wrote; return its records and its size in bytes.
 
   Raises:
     AnystepError: 65 `spill_corrupt`.
@@ -199,9 +206,10 @@ def read_sorted_frame(
     file.seek(begin)
     content = _decompress(path, file.read(end - begin))
   table_bytes = 4 * num_records * (1 + num_features)
-  return _parse_records(
+  records = _parse_records(
     path, content[:table_bytes], content[table_bytes:], num_records=num_records, num_features=num_features
   )
+  return records, end - begin
 
 
 def _parse_records(

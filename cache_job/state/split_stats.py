@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from anystep.features.ragged import Batch, Ragged
+
+Count = Callable[[str, int], None]
+"""Function that counts work: examples, bytes, milliseconds or bad_examples, and how many of them."""
+
+
+def count_nowhere(what: str, amount: int) -> None:
+  """Count work where nobody reads the counts."""
+
 
 # Lengths fall into bins by their number of binary digits: 0, 1, 2-3, 4-7 and so on.
 _NUM_BINS = 33
@@ -79,18 +87,27 @@ class SplitStats:
     self.counts[name] = self.counts.get(name, 0) + int(by)
 
 
-def merge_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Return a split's stats: SeqIO's counts, and for each sequence a histogram of its lengths."""
-  stats: dict[str, Any] = {"examples": 0}
+def join_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Return the counts of several `SplitStats.document` in the same form."""
+  joined: dict[str, Any] = {"counts": {}, "longest": {}, "bins": {}}
   for document in documents:
     for name, count in document["counts"].items():
-      stats[name] = stats.get(name, 0) + count
+      joined["counts"][name] = joined["counts"].get(name, 0) + count
     for name, count in document["longest"].items():
-      stats[name] = max(stats.get(name, 0), count)
-  for name in sorted({name for document in documents for name in document["bins"]}):
-    bins = np.sum([document["bins"][name] for document in documents if name in document["bins"]], axis=0)
-    stats[f"{name}_lengths"] = {_name_bin(k): int(count) for k, count in enumerate(bins) if count}
-  return stats
+      joined["longest"][name] = max(joined["longest"].get(name, 0), count)
+    for name, bins in document["bins"].items():
+      joined["bins"][name] = np.add(joined["bins"].get(name, 0), bins)
+  return joined | {"bins": {name: bins.tolist() for name, bins in joined["bins"].items()}}
+
+
+def merge_stats(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Return a split's stats: SeqIO's counts, and for each sequence a histogram of its lengths."""
+  joined = join_stats(documents)
+  bins = {
+    f"{name}_lengths": {_name_bin(k): count for k, count in enumerate(counts) if count}
+    for name, counts in sorted(joined["bins"].items())
+  }
+  return {"examples": 0, **joined["counts"], **joined["longest"], **bins}
 
 
 def _is_decoded(feature: Ragged, output_feature: Any) -> bool:

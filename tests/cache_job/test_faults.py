@@ -19,13 +19,14 @@ from fault_cases import CACHE_JOB
 from fault_runs import AFTER, MIDWAY, TESTS, Fault, Run, zygote
 from job_runs import digests_of
 
-from anystep.cache_job.completion.completion import complete, describe_split
+from anystep.cache_job.completion.completion import complete_task
 from anystep.cache_job.options import CacheOptions
 from anystep.cache_job.planning.building_directories import prepare_directories
 from anystep.cache_job.planning.task_work import plan_task
-from anystep.cache_job.shuffle.final_shards import write_shard
-from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group
+from anystep.cache_job.shuffle.final_shards import summarize_shards, write_shard
+from anystep.cache_job.shuffle.sorted_spills import plan_final, sort_group, summarize_sorted
 from anystep.cache_job.shuffle.spill import write_spill
+from anystep.cache_job.shuffle.summaries import summarize_spills
 from anystep.cache_job.state.job_lock import LOCK
 from anystep.cache_job.state.split_job import list_source_ranges, read_plan
 from anystep.caches.cache import open_cache
@@ -363,12 +364,16 @@ def test_workers_that_run_twice_change_nothing(scenarios, tmp_path, at_a_time):
   for job in work.jobs:
     for source in list_source_ranges(job):
       twice(at_a_time, write_spill, job, source)
+    twice(at_a_time, summarize_spills, job, range(len(job.source_shards)))
     twice(at_a_time, plan_final, job)
-    for group in range(len(read_plan(job).groups)):
+    plan = read_plan(job)
+    for group in range(len(plan.groups)):
       twice(at_a_time, sort_group, job, group)
-    for shard in range(read_plan(job).num_shards):
+    twice(at_a_time, summarize_sorted, job, range(len(plan.groups)))
+    for shard in range(plan.num_shards):
       twice(at_a_time, write_shard, job, shard)
-  complete(work, {job.split: describe_split(work.task, job) for job in work.jobs})
+    twice(at_a_time, summarize_shards, job, range(plan.num_shards))
+  twice(at_a_time, complete_task, work.jobs, work.kept)
   scenarios["a first cache"].assert_finished(tmp_path / "twice")
 
 

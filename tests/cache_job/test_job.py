@@ -601,8 +601,8 @@ class TestErrors:
     assert not (tmp_path / "small" / "COMPLETED").exists()
 
   def test_call_a_file_that_cannot_be_written_what_it_is(self, tmp_path):
-    # The first four are of the program itself, the next is a worker's.
-    with changes_up_to(4), pytest.raises(AnystepError) as caught:
+    # The first eight are of the program itself, the next is a worker's.
+    with changes_up_to(8), pytest.raises(AnystepError) as caught:
       cache(tmp_path, tasks=INNER)
     assert (caught.value.code, caught.value.kind) == (74, "io_failed")
 
@@ -649,13 +649,13 @@ def test_tasks_are_selected_by_whole_names_and_left_out_by_whole_names():
 def test_an_unforeseen_failure_of_a_runner_is_raised_as_it_is(tmp_path, monkeypatch):
   """It is not made its own cause, which would make a circle for whoever follows causes."""
 
-  def open_pipeline(arguments):
+  def start_pipeline(*_, name):
     try:
       raise KeyError("what it was doing")
     except KeyError:
       raise RuntimeError("a runner's own") from None
 
-  monkeypatch.setattr(job, "open_pipeline", open_pipeline)
+  monkeypatch.setattr(job, "start_pipeline", start_pipeline)
   with pytest.raises(RuntimeError, match="a runner's own") as caught:
     job.cache_tasks(["small:inner"], job.CacheOptions(cache_dir=str(tmp_path)))
   assert caught.value.__cause__ is None

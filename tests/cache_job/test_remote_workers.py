@@ -160,6 +160,36 @@ def test_a_module_that_the_workers_alone_can_import_is_refused_before_there_is_a
   assert not (shipped / "workers_tasks.imported").exists()
 
 
+@pytest.mark.long
+def test_a_job_goes_on_without_its_program_and_the_same_command_waits_for_it(tmp_path):
+  """The service's workers take their time, so that the job still runs when the second program looks."""
+  pool_port, port_file, log = free_port(), tmp_path / "port", tmp_path / "log"
+  slow = {"SMALL_TASKS_LOG": str(log), "SMALL_TASKS_SLEEP_SECONDS": "0.5", "PYTHONPATH": str(ROOT / "tests")}
+  pool = (PROGRAMS / "python", "apache_beam.runners.worker.worker_pool_main", f"--service_port={pool_port}")
+  service = (PROGRAMS / "python", "apache_beam.runners.portability.local_job_service_main")
+  cache_dir = tmp_path / "cache"
+  with (
+    running(*pool, cwd=tmp_path, PATH=f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", **slow),
+    running(*service, f"--port_file={port_file}", cwd=tmp_path),
+  ):
+    wait_until(lambda: port_file.exists() and is_listening(pool_port))
+    command = [PROGRAMS / "anystep-cache", "--tasks=small", "--module_import=small_tasks", "--splits=train"]
+    command += [f"--output_cache_dir={cache_dir}", "--runner=PortableRunner", "--environment_type=EXTERNAL"]
+    command += [f"--job_endpoint=localhost:{port_file.read_text()}"]
+    command += [f"--environment_config=localhost:{pool_port}"]
+    first = subprocess.Popen(command, cwd=ROOT / "tests", stderr=subprocess.DEVNULL)
+    wait_until(lambda: log.exists() and list(cache_dir.glob("small/.building/*/engine.json")), seconds=120)
+    first.kill()
+    first.wait()
+    seen = len(log.read_text().split())
+    second = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=300)
+  assert second.returncode == 0, second.stderr
+  examples = log.read_text().split()
+  assert seen < len(examples) == len(set(examples)), "the second program started another job"
+  run_job(tmp_path / "alone", "--splits=train", "--module_import=small_tasks", tasks="small")
+  assert digests_of(cache_dir) == digests_of(tmp_path / "alone")
+
+
 def test_the_image_for_workers_has_the_versions_that_start_jobs():
   lines = (ROOT / "Dockerfile").read_text().splitlines()
   lock = (ROOT / "requirements.lock").read_text().splitlines()

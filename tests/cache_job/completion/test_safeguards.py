@@ -13,6 +13,7 @@ from anystep.cache_job.planning.building_directories import prepare_directories
 from anystep.cache_job.planning.task_work import plan_work
 from anystep.cache_job.shuffle.sorted_spills import find_sorted, plan_final, sort_group
 from anystep.cache_job.shuffle.spill import write_spill
+from anystep.cache_job.shuffle.summaries import summarize_spills
 from anystep.cache_job.state.split_job import list_source_ranges, read_plan
 from anystep.caches.cache import open_cache
 from anystep.errors import AnystepError
@@ -106,12 +107,14 @@ def test_sorted_spills_are_not_taken_for_those_of_others(tmp_path):
     (job,) = works[0].jobs
     for source in list_source_ranges(job):
       write_spill(job, source)
+    summarize_spills(job, [0, 1])
     plan_final(job)
     sort_group(job, 0)
     assert find_sorted(job, read_plan(job), 0) is not None
     (spill,) = works[0].directory.glob(".building/*/spill-00001.json")
     spill.unlink()
     write_spill(job, list_source_ranges(job)[1])
+    summarize_spills(job, [0, 1])
     plan_final(job)
     assert find_sorted(job, read_plan(job), 0) is None
 

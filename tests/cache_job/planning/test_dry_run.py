@@ -77,6 +77,7 @@ def dry_run(cache_dir, capsys, *flags, task=TASK):
 def test_a_dry_run_says_what_is_done_and_what_is_left_to_do(tmp_path, capsys, monkeypatch):
   cache_dir = tmp_path / "cache"
   about = r"about \d examples? in 1 shard, [\d.]+ (Ki)?B and [\d.]+ (Ki)?B of temporary disk"
+  about += r", which is read in \d+ ranges"
   with registered(TASK):
     lines = dry_run(cache_dir, capsys, "--output_format=tfrecord")
     assert lines[0] == f"small_dry: to {cache_dir / 'small_dry'}"
@@ -160,6 +161,7 @@ class TestDocument:
         "examples": estimate.examples,
         "cache_bytes": estimate.cache_bytes,
         "temporary_bytes": estimate.temporary_bytes,
+        "ranges": estimate.ranges,
         "refusal": None,
       }
       assert task["splits"][1]["split"] == "validation"
@@ -311,7 +313,7 @@ def test_a_job_that_goes_on_keeps_the_number_of_shards_of_its_plan(tmp_path, lin
   with registered(task):
     with monkeypatch.context() as patch:
       patch.setattr(CacheOptions, "choose_num_shards", lambda *_: 64)
-      patch.setattr("anystep.cache_job.job.write_shard", lambda job, shard: 1 // (shard < 5))
+      patch.setattr("anystep.cache_job.job.write_shard", lambda job, shard, _: 1 // (shard < 5))
       with pytest.raises(ZeroDivisionError):
         run_job(tmp_path / "c", tasks=task.name)
     assert " in 64 shards, " in dry_run(tmp_path / "c", capsys, task=task)[1]

@@ -11,7 +11,7 @@ import apache_beam as beam
 import grpc
 import pytest
 
-from anystep.cache_job.runners.pipelines import build_graph, open_pipeline
+from anystep.cache_job.runners.pipelines import build_graph, start_pipeline
 from anystep.cache_job.runners.worker_failures import explain_runner_error
 from anystep.errors import AnystepError, ExitCode
 
@@ -43,7 +43,7 @@ def test_a_graph_is_built_and_nothing_is_run(tmp_path, monkeypatch):
     _ = pipeline | "start" >> beam.Create([1]) | "stop" >> beam.Map(_must_not_run)
 
   first, *stages = build_graph(fill_with_what_must_not_run, ["--runner=DirectRunner"]).lines()
-  assert re.fullmatch(r"for DirectRunner: \d+ transforms in 2 stages", first)
+  assert re.fullmatch(r"for DirectRunner: \d+ transforms in 2 stages, \d+\.\d KiB", first)
   assert stages == ["  start", "  stop"]
   assert list(tmp_path.iterdir()) == []
 
@@ -57,7 +57,7 @@ def test_a_graph_has_its_stages_whatever_the_runner():
   flink = ["--parallelism=4", "--setup_file=/nowhere/setup.py"]
   for runner, options in {"DirectRunner": [], "PortableRunner": portable, "FlinkRunner": flink}.items():
     first, *stages = build_graph(fill, [f"--runner={runner}", *options]).lines()
-    assert re.fullmatch(rf"for {runner}: \d+ transforms in 3 stages", first)
+    assert re.fullmatch(rf"for {runner}: \d+ transforms in 3 stages, \d+\.\d KiB", first)
     assert stages == STAGES
 
 
@@ -78,9 +78,9 @@ def test_a_graph_for_dataflow_is_built_without_what_submits_it():
 
 def test_a_runner_that_is_not_installed_is_refused_with_what_installs_it():
   with pytest.raises(AnystepError, match=r"code=78 kind=runner_missing .*pip install 'apache-beam\[gcp\]"):
-    open_pipeline(ON_DATAFLOW)
+    start_pipeline(fill, ON_DATAFLOW, name="anystep")
   with pytest.raises(AnystepError, match=r"code=78 kind=runner_missing .*no_such_module"):
-    open_pipeline(["--runner=no_such_module.Runner"])
+    start_pipeline(fill, ["--runner=no_such_module.Runner"], name="anystep")
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,18 @@ def test_options_that_the_runner_refuses_are_refused_before_there_is_a_pipeline(
     build_graph(fill, arguments)
 
 
-def test_a_pipeline_is_opened_with_options_alone_that_its_runner_takes():
+def test_a_pipeline_is_started_with_options_alone_that_its_runner_takes():
   with pytest.raises(AnystepError, match=r"code=64 kind=pipeline_options.*got=DirctRunner"):
-    open_pipeline(["--runner=DirctRunner"])
+    start_pipeline(fill, ["--runner=DirctRunner"], name="anystep")
   with pytest.raises(AnystepError, match=r"code=64 kind=pipeline_options.*external_service_address"):
-    open_pipeline(["--runner=PortableRunner", "--environment_type=EXTERNAL"])
+    start_pipeline(fill, ["--runner=PortableRunner", "--environment_type=EXTERNAL"], name="anystep")
 
 
-def test_an_opened_pipeline_runs_what_it_is_filled_with(tmp_path):
-  with open_pipeline(["--runner=DirectRunner"]) as pipeline:
+def test_a_pipeline_runs_what_it_is_filled_with(tmp_path):
+  def touch_two(pipeline):
     _ = pipeline | beam.Create(["a", "b"]) | beam.Map(_touch, str(tmp_path))
+
+  start_pipeline(touch_two, ["--runner=DirectRunner"], name="anystep").wait_until_finish()
   assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -116,8 +118,8 @@ def _touch(name, folder):
 
 def test_a_job_service_that_does_not_answer_is_a_foreseen_failure():
   options = ["--runner=PortableRunner", "--job_endpoint=localhost:1", "--job_server_timeout=1"]
-  with pytest.raises(grpc.FutureTimeoutError) as caught, open_pipeline(options) as pipeline:
-    fill(pipeline)
+  with pytest.raises(grpc.FutureTimeoutError) as caught:
+    start_pipeline(fill, options, name="anystep")
   failure = explain_runner_error(caught.value)
   assert (failure.code, failure.kind) == (ExitCode.IO, "runner_unreachable")
 

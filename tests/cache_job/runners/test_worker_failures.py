@@ -33,3 +33,12 @@ def test_a_module_that_workers_cannot_unpickle_from_is_named():
 
 def test_other_failures_are_nothing_that_we_know_of():
   assert explain_runner_error(ValueError("No module is to blame")) is None
+
+
+def test_a_job_that_dataflow_has_by_that_name_is_one_that_runs():
+  class DataflowJobAlreadyExistsError(Exception):
+    pass
+
+  failure = explain_runner_error(DataflowJobAlreadyExistsError("There is already active job named anystep-1"))
+  assert (failure.code, failure.kind) == (ExitCode.CANNOT_CREATE, "job_running")
+  assert "anystep-1" in failure.fields["got"]

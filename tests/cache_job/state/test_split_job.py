@@ -6,7 +6,9 @@ import pickle
 import pytest
 
 from anystep.cache_job.options import CacheOptions
+from anystep.cache_job.state.source_names import write_names
 from anystep.cache_job.state.split_job import SplitJob
+from anystep.errors import AnystepError
 
 JOB = SplitJob(
   task="t",
@@ -60,6 +62,7 @@ OTHER_VALUES = {
   "seqio_cache_dir": ("/other", True),
   "max_bad_examples": (9, True),
   "determinism_check": (9.0, True),
+  "worker_memory_mib": (4096, True),
   "resume": (False, True),
   "index_only": (True, False),
   "overwrite": (True, True),
@@ -89,3 +92,22 @@ def test_an_identity_changes_with_the_options_that_decide_bytes_and_no_others(na
 def test_a_worker_gets_the_job_with_its_options():
   copy = pickle.loads(pickle.dumps(JOB))
   assert (copy.options, copy.identity({})) == (JOB.options, JOB.identity({}))
+
+
+@pytest.mark.parametrize("names", [(), ("a",), tuple(f"/data/Zürich [0:{k}]" for k in range(5000))])
+def test_what_travels_to_workers_does_not_grow_with_the_source_and_names_all_of_it(names, tmp_path):
+  job = dataclasses.replace(JOB, directory=str(tmp_path), source_shards=names)
+  write_names(tmp_path, names)
+  sent = pickle.dumps(job.for_workers())
+  assert len(sent) < 2000
+  copy = pickle.loads(sent)
+  assert (len(copy.source_shards), tuple(copy.source_shards)) == (len(names), names)
+  assert copy.source_shards[1:3] == names[1:3]
+  assert (copy.identity({}), copy.for_workers()) == (job.identity({}), copy)
+
+
+def test_names_that_are_not_those_of_the_job_are_refused(tmp_path):
+  job = dataclasses.replace(JOB, directory=str(tmp_path)).for_workers()
+  (tmp_path / "source_shards.json").write_text('["a", "c"]')
+  with pytest.raises(AnystepError, match=r"code=65 kind=job_state_invalid .*source_shards\.json"):
+    _ = job.source_shards[0]
