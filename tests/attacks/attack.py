@@ -81,7 +81,7 @@ class Attack:
 ATTACKS = {
   "damage": Attack(module="damage", tries=10_000, sample=150, least=(REFUSED, HARMLESS)),
   "replacements": Attack(module="replacements", tries=10_000, sample=150, least=(REFUSED, HARMLESS)),
-  "objects": Attack(module="objects", tries=3_000, sample=60, least=(REFUSED, HARMLESS), limit_seconds=30),
+  "objects": Attack(module="objects", tries=300, sample=60, least=(REFUSED, HARMLESS), limit_seconds=30),
   "signed manifests": Attack(module="manifests", tries=10_000, sample=150),
   "plans": Attack(module="plans", tries=10_000, sample=150),
   "interrupts": Attack(module="interrupts", tries=10_000, sample=300, least=(HARMLESS,), never=(REFUSED,)),
