@@ -154,7 +154,11 @@ class Stream(Iterator[Rows]):
     # Held while a batch is taken and `step` moves on. Reentrant, for a signal's handler may run in between.
     self._lock = threading.RLock()
     self._ahead = ReadAhead(self._prefetch_batches) if self._prefetch_batches else None
-    self._fetch_ahead = self._examples.fetch_ahead(lambda step: self.plan.units(step, self.rows_at(step)))
+    plan, rows = self.plan, self._rows
+    # Without the stream: it would hold itself.
+    self._fetch_ahead = self._examples.fetch_ahead(
+      lambda step: plan.units(step, rows[plan.segment_at(step).batch_size])
+    )
 
   def __next__(self) -> Rows:
     if self._lock._is_owned():  # type: ignore[attr-defined]
