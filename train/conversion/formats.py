@@ -106,7 +106,7 @@ def find_step(paths: list[str], step: int) -> str:
   Raises:
     AnystepError: 66 `checkpoint_missing`.
   """
-  by_step = {step_of(path): path for path in paths}
+  by_step = {number: path for path in paths if (number := step_of(path)) is not None}
   if step in by_step:
     return by_step[step]
   raise AnystepError(
@@ -114,7 +114,7 @@ def find_step(paths: list[str], step: int) -> str:
     "checkpoint_missing",
     path=os.path.dirname(paths[0]),
     expected=f"a checkpoint of step {step}",
-    got=f"those of {', '.join(str(one) for one in sorted(by_step) if one is not None) or 'no step'}",
+    got=f"those of {', '.join(map(str, sorted(by_step))) or 'no step'}",
     fix="choose one of these steps",
   )
 

@@ -61,8 +61,8 @@ _IGNORED = (
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
 )
 # Hugging Face's defaults of what a configuration may leave out, by type.
-_GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-_DEFAULTS = {
+_GATED: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+_DEFAULTS: Mapping[str, dict[str, Any]] = {
   "t5": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
   "mt5": _GATED,
   "umt5": _GATED,
@@ -85,7 +85,7 @@ def read(path: str) -> dict[str, Leaf]:
   """
   config_path = os.path.join(path, CONFIG)
   try:
-    config = dict(read_json(config_path))
+    config: dict[str, Any] = dict(read_json(config_path))
     config = _DEFAULTS.get(config["model_type"], {}) | config
     _check_config(config_path, config)
     num_layers = int(config["num_layers"])

@@ -210,9 +210,10 @@ def _place(leaf: Leaf, target: jax.ShapeDtypeStruct) -> jax.Array:
   """Return a leaf on devices, each with its own part."""
   dtype = np.dtype(target.dtype)
 
-  def read(index: tuple[slice, ...]) -> np.ndarray:
-    whole = tuple(slice(*one.indices(size)[:2]) for one, size in zip(index, leaf.shape, strict=True))
-    return leaf.read(whole).astype(dtype, copy=False)
+  def read(index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None, "every device has a part"
+    part = tuple(slice(*one.indices(size)[:2]) for one, size in zip(index, leaf.shape, strict=True))
+    return leaf.read(part).astype(dtype, copy=False)
 
   return jax.make_array_from_callback(leaf.shape, target.sharding, read)
 

@@ -72,7 +72,9 @@ def open_arrays(path: str, specs: Mapping[Any, dict[str, Any]]) -> dict[Any, Lea
 
 def _leaf_of(path: str, array: ts.TensorStore, spec: dict[str, Any]) -> Leaf:
   dtype = array.dtype.numpy_dtype
-  chunk = tuple(array.chunk_layout.read_chunk.shape or array.shape)
+  shape = tuple(int(size) for size in array.shape)
+  read_chunk = array.chunk_layout.read_chunk.shape or shape
+  chunk = tuple(size or whole for size, whole in zip(read_chunk, shape, strict=True))
   if math.prod(chunk) * dtype.itemsize > BLOCK_BYTES:
     # Blocks are parts of such a chunk, which is decoded once for all of them.
     limit = 2 * math.prod(chunk) * dtype.itemsize
@@ -85,7 +87,7 @@ def _leaf_of(path: str, array: ts.TensorStore, spec: dict[str, Any]) -> Leaf:
     except ValueError as error:
       raise corrupt_error(path, error) from error
 
-  return Leaf(shape=tuple(array.shape), dtype=dtype, chunk=chunk, read=read)
+  return Leaf(shape=shape, dtype=dtype, chunk=chunk, read=read)
 
 
 def write_tree(path: str, leaves: Mapping[Keys, Leaf], advance: Advance) -> None:

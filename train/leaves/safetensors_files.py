@@ -95,7 +95,7 @@ def _read_part(path: str, dtype: np.dtype, shape: tuple[int, ...], offset: int, 
   with open(path, "rb", buffering=0) as file:
     for place, run in _runs(part, shape, index):
       file.seek(offset + place * dtype.itemsize)
-      view = memoryview(run.view(np.uint8))
+      view = run.view(np.uint8).data
       while view:
         count = file.readinto(view)
         if not count:
