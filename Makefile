@@ -6,7 +6,7 @@ TORCH_VENV := .venv-torch
 TORCH_BIN := $(TORCH_VENV)/bin
 UV_PIN := $(shell grep '^uv==' requirements.lock)
 
-.PHONY: demo test test-long test-torch soak engines lint bench clean lock
+.PHONY: demo test test-long test-torch soak lint bench clean lock
 
 demo: $(VENV)/installed
 	$(BIN)/python -m anystep.train.demo --output_dir=demo_output
@@ -29,11 +29,6 @@ soak: $(VENV)/installed
 	$(MAKE) test-torch
 	$(BIN)/pytest -m soak -s tests/attacks
 
-# The cache job on Flink and on Beam's Prism, on loopback. Needs a JDK of version 17 and Go, and downloads some
-# 0.5 GB into .engines.
-engines: $(VENV)/installed
-	$(BIN)/pytest -x tests/engines/engine_runs.py
-
 # The type checker sees what users get: the package as it is installed.
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -46,7 +41,7 @@ bench: $(VENV)/installed
 	@for program in benchmarks/*.py; do [ -e "$$program" ] || continue; $(BIN)/python "$$program" || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) .engines build dist demo_output *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TORCH_VENV) build dist demo_output *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The newest versions that setup.py allows. PyTorch for Linux asks for gigabytes that only a GPU needs; of them
 # requirements-torch.lock has the CUDA runtime alone, and tests/cuda_stand_ins.py stands in for the rest.
