@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import os
 import shutil
@@ -38,7 +39,7 @@ class _Copies:
 
   def start_anew(self) -> None:
     self._lock = threading.Lock()
-    self._directory: tempfile.TemporaryDirectory[str] | None = None
+    self._directory: str | None = None
     self._names: collections.OrderedDict[tuple[str, str], str] = collections.OrderedDict()
     self._count = 0
 
@@ -47,9 +48,9 @@ class _Copies:
     key = (str(path), head(path.address).etag)
     with self._lock:
       if key not in self._names:
-        self._directory = self._directory or tempfile.TemporaryDirectory(prefix="anystep-copies-")
+        self._directory = self._directory or _make_directory()
         # With the object's name at its end, by which libraries know compressed files.
-        copy = os.path.join(self._directory.name, f"{self._count}-{path.name}")
+        copy = os.path.join(self._directory, f"{self._count}-{path.name}")
         self._count += 1
         with path.open("rb") as source, open(copy, "wb") as target:
           shutil.copyfileobj(source, target, 1 << 20)
@@ -58,6 +59,18 @@ class _Copies:
       while len(self._names) > _MAX_COPIES:
         os.unlink(self._names.popitem(last=False)[1])
       return self._names[key]
+
+
+def _make_directory() -> str:
+  """Make a directory that is removed when this process ends, and not when a forked one does."""
+  directory, process = tempfile.mkdtemp(prefix="anystep-copies-"), os.getpid()
+
+  def remove() -> None:
+    if os.getpid() == process:
+      shutil.rmtree(directory, ignore_errors=True)
+
+  atexit.register(remove)
+  return directory
 
 
 _copies = _Copies()

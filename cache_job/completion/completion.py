@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 
 import seqio
@@ -37,6 +38,9 @@ from anystep.files import names, storage
 from anystep.files.json_files import canonical_json
 from anystep.tasks.vocabularies.copies import keep_copies, remove_unused_copies
 
+# For workers that complete a task at the same time.
+_TRIES, _PAUSE_SECONDS = 3, 1.0
+
 
 def complete_task(jobs: Sequence[SplitJob], kept: Mapping[str, str]) -> None:
   """Complete the cache of a task on a worker, once all shards are written.
@@ -55,12 +59,17 @@ def complete_task(jobs: Sequence[SplitJob], kept: Mapping[str, str]) -> None:
     splits = [job.split for job in jobs]
     work = TaskWork(task=task, directory=directory, splits=splits, jobs=tuple(jobs), kept=kept)
     check_lock(jobs[0])
-    try:
-      complete(work, {job.split: describe_split(job) for job in jobs})
-    except (AnystepError, OSError):
-      # The other worker has removed what this one was reading.
-      if not are_complete(jobs):
-        raise
+    for tries_left in reversed(range(_TRIES)):
+      try:
+        complete(work, {job.split: describe_split(job) for job in jobs})
+        return
+      except (AnystepError, OSError) as error:
+        if are_complete(jobs):
+          return
+        # Another worker may have removed what this one was reading or writing, and not be done yet.
+        if not tries_left or not isinstance(error, (AnystepError, FileNotFoundError)):
+          raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 def are_complete(jobs: Sequence[SplitJob]) -> bool:
@@ -171,8 +180,8 @@ def _remove_replaced_files(directory: epath.Path, manifest: Manifest) -> None:
     put = (names.COMPLETED, names.manifest_name(split))
     is_attempt = any(storage.is_attempt(path.name, at=name) for name in put)
     if (is_of_split and path.name not in new_names) or is_attempt:
-      # One that a listing of a store still has may be gone.
-      path.unlink(missing_ok=storage.is_remote(path))
+      # One that a listing of a store still has may be gone; so may one that another worker removes.
+      path.unlink(missing_ok=True)
 
 
 def _remove_buildings(directory: epath.Path, splits: Mapping[str, str]) -> None:

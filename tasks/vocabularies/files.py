@@ -56,7 +56,11 @@ def find_file(path: str | os.PathLike[str]) -> str:
   readable_path = _stand_ins.get(name, name)
   problem = explain_missing(readable_path)
   if problem is None:
-    return fetch(readable_path)
+    try:
+      return fetch(readable_path)
+    except OSError as error:
+      # It was there when it was looked for.
+      problem = one_line(error, with_type=False)
   fields = {} if readable_path == name else {"in_place_of": name}
   raise AnystepError(
     ExitCode.NO_INPUT,

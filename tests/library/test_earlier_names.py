@@ -36,7 +36,9 @@ NAMES = [(module, name) for module, names in EARLIER.items() for name in names]
 
 
 def test_every_public_name_is_listed():
-  assert {name for _, name in NAMES} - {"Chain", "PlannedTask", "Ragged", "Segment"} == {*anystep.__all__}
+  newer = {"DiskCache", "FetchBudget"}
+  not_public = {"Chain", "PlannedTask", "Ragged", "Segment"}
+  assert {name for _, name in NAMES} - not_public == {*anystep.__all__} - newer
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

@@ -30,6 +30,10 @@ _DICT_KEY = 2
 Keys = tuple[str, ...]
 
 
+# Orbax's names for nodes without leaves.
+_EMPTY = ("None", "Dict", "List", "NamedTuple", "Tuple")
+
+
 def read_tree(path: str) -> dict[Keys, Leaf]:
   """Return the leaves of a tree by their keys.
 
@@ -46,7 +50,7 @@ def read_tree(path: str) -> dict[Keys, Leaf]:
     if metadata.get("use_ocdbt", True):
       base = {"driver": "ocdbt", "base": base, "path": ""}
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-    names = {keys: ".".join(keys) for keys, value_type in entries if value_type != "None"}
+    names = {keys: ".".join(keys) for keys, value_type in entries if value_type not in _EMPTY}
     stores = {
       keys: {"driver": driver, "kvstore": {**base, "path": f"{base['path']}{name}/"}}
       for keys, name in names.items()

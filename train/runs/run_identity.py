@@ -6,6 +6,7 @@ import dataclasses
 import re
 import sys
 import uuid
+from typing import TYPE_CHECKING
 
 from etils import epath
 
@@ -13,8 +14,10 @@ from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.files.names import RUN
-from anystep.train.checkpoints.checkpoints import Checkpoint
 from anystep.train.configuration.resume_contract import AcceptedChanges, Change, find_run_change
+
+if TYPE_CHECKING:
+  from anystep.train.checkpoints.checkpoints import Checkpoint
 
 _VERSION = 1
 _NAME = re.compile(r"[0-9a-f]{32}\Z")

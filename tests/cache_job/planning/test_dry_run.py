@@ -222,7 +222,11 @@ class TestDocument:
     runner = document["runner"]
     assert (runner["name"], runner["install"]) == ("DirectRunner", None)
     assert lines[-len(runner["stages"]) :] == [f"  {stage}" for stage in runner["stages"]]
-    assert document["lines"] == lines
+    # Beam names the job of each run by the time, which the graph's size depends on.
+    without_size = [
+      [re.sub(r", [\d,.]+ KiB", "", line) for line in some] for some in (document["lines"], lines)
+    ]
+    assert without_size[0] == without_size[1]
 
   def test_is_all_that_stdout_holds(self, tmp_path, capsys, monkeypatch):
     (tmp_path / "talking_module.py").write_text("print('here I am')")
