@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -138,8 +139,8 @@ class RangeFetcher:
       return self.budget.ahead_bytes - self._held_bytes
 
   def __del__(self) -> None:
-    # Threads hold the queue alone. An interrupt may have stopped __init__.
-    if getattr(self, "_process", None) == os.getpid():
+    # Threads hold the queue alone. An interrupt may have stopped __init__. When Python ends modules are gone.
+    if not sys.is_finalizing() and getattr(self, "_process", None) == os.getpid():
       self.end()
 
   def end(self) -> None:

@@ -137,7 +137,9 @@ def test_a_job_that_failed_names_the_range_and_goes_on_with_more_workers_to_the_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["count-00001.json", "spill-00002.json", "plan.json", "final-00000.json"])
+@pytest.mark.parametrize(
+  "name", ["count-00001.json", "spill-00002.json", "final_plan.json", "final-00000.json"]
+)
 def test_a_job_whose_machine_went_goes_on_to_the_same_bytes(built, tmp_path, monkeypatch, name):
   """While it counts, preprocesses, plans and writes."""
   replace = os.replace

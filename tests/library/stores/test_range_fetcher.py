@@ -169,12 +169,14 @@ def test_a_reader_does_not_wait_for_a_thread_that_is_busy(store):
 
 
 def test_threads_end_with_the_fetcher(store):
-  before = threading.active_count()
+  # Others may still be ending.
+  before = set(threading.enumerate())
   fetcher = RangeFetcher(FetchBudget(requests=8))
   fetcher.fetch([Span(OBJECT, start, start + 10) for start in range(0, 5_000_000, 100_000)])
-  assert threading.active_count() > before
+  own_threads = set(threading.enumerate()) - before
+  assert own_threads
   del fetcher
-  wait_until(lambda: threading.active_count() == before)
+  wait_until(lambda: not any(thread.is_alive() for thread in own_threads))
 
 
 def test_many_threads_read_the_right_bytes(store):
