@@ -21,11 +21,11 @@ from anystep.cache_job.state.split_job import (
   SplitJob,
   find_marker,
   locate_file,
-  make_incomplete_error,
   put_marker,
   put_summary,
   read_plan,
   read_summaries,
+  require_finished,
 )
 from anystep.cache_job.state.split_stats import Count, count_nowhere
 from anystep.caches.manifest import FileEntry, shard_sizes
@@ -97,13 +97,8 @@ def summarize_shards(job: SplitJob, shards: Sequence[int]) -> None:
     AnystepError: 74 `job_incomplete`.
   """
   with report_failures(job):
-    documents = []
-    for shard in shards:
-      files = find_shard(job, shard)
-      if files is None:
-        raise make_incomplete_error(job.task, job.split, job.directory, f"shard {shard}")
-      documents.append(format_files(files))
-    put_summary(job, "finals", shards[0] // CHUNK_ITEMS, documents)
+    finished = require_finished(job, shards, lambda shard: find_shard(job, shard), "shard")
+    put_summary(job, "finals", shards[0] // CHUNK_ITEMS, list(map(format_files, finished)))
 
 
 def read_shards(job: SplitJob, num_shards: int) -> list[ShardFiles]:

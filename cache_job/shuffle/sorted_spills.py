@@ -31,11 +31,11 @@ from anystep.cache_job.state.split_job import (
   is_whole,
   list_source_ranges,
   locate_file,
-  make_incomplete_error,
   put_marker,
   put_summary,
   read_plan,
   read_summaries,
+  require_finished,
   write_plan,
 )
 from anystep.cache_job.state.split_stats import Count, count_nowhere
@@ -102,12 +102,8 @@ def summarize_sorted(job: SplitJob, groups: Sequence[int]) -> None:
     AnystepError: 74 `job_incomplete`.
   """
   with report_failures(job):
-    plan, names = read_plan(job), []
-    for group in groups:
-      name = find_sorted(job, plan, group)
-      if name is None:
-        raise make_incomplete_error(job.task, job.split, job.directory, f"sorted group {group}")
-      names.append(name)
+    plan = read_plan(job)
+    names = require_finished(job, groups, lambda group: find_sorted(job, plan, group), "sorted group")
     put_summary(job, "sorteds", groups[0] // CHUNK_ITEMS, names)
 
 

@@ -19,10 +19,10 @@ from anystep.cache_job.state.split_job import (
   SplitJob,
   check_count,
   count_source_ranges,
-  make_incomplete_error,
   put_summary,
   read_summaries,
   read_summary,
+  require_finished,
 )
 from anystep.cache_job.state.split_stats import join_stats
 from anystep.features.feature import Feature
@@ -59,12 +59,7 @@ def summarize_spills(job: SplitJob, ranges: Sequence[int]) -> None:
     AnystepError: 74 `job_incomplete`.
   """
   with report_failures(job):
-    spills = []
-    for number in ranges:
-      spill = find_spill(job, number)
-      if spill is None:
-        raise make_incomplete_error(job.task, job.split, job.directory, f"the spill of range {number}")
-      spills.append(spill)
+    spills = require_finished(job, ranges, lambda number: find_spill(job, number), "the spill of range")
     forms: list[tuple[int, Mapping[str, Feature]]] = []
     for number, spill in zip(ranges, spills, strict=True):
       if spill.features is not None and (not forms or forms[-1][1] != spill.features):

@@ -186,6 +186,29 @@ def check_count(value: Any) -> int:
   return value
 
 
+def require_finished(
+  job: SplitJob, items: Sequence[int], find: Callable[[int], _Value | None], name: str
+) -> list[_Value]:
+  """Return the results of items, all of which must be finished.
+
+  Args:
+    job: the split's.
+    items: their numbers.
+    find: returns an item's result; None where it is not finished.
+    name: what an item is, before its number.
+
+  Raises:
+    AnystepError: 74 `job_incomplete`.
+  """
+  results = []
+  for item in items:
+    result = find(item)
+    if result is None:
+      raise make_incomplete_error(job.task, job.split, job.directory, f"{name} {item}")
+    results.append(result)
+  return results
+
+
 def put_summary(job: SplitJob, kind: str, chunk: int, document: Any) -> None:
   """Write the results of a chunk of items to one file.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,9 +54,7 @@ class Partitioner:
     shapes = [shape for shape in (self.ici_mesh_shape, self.dcn_mesh_shape) if shape is not None]
     if self.ici_mesh_shape is None and self.dcn_mesh_shape is not None:
       raise _bad_shape("ici_mesh_shape beside dcn_mesh_shape", "dcn_mesh_shape alone")
-    along_model = 1
-    for shape in shapes:
-      along_model *= shape[1]
+    along_model = math.prod(shape[1] for shape in shapes)
     if shapes and self.num_partitions not in (1, along_model):
       raise _bad_shape(f"num_partitions 1 or {along_model}, as the shapes say", self.num_partitions)
     check_rules(self.logical_axis_rules)
