@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -13,6 +13,7 @@ from anystep.errors import AnystepError, ExitCode, make_file_error
 from anystep.files import storage
 from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.files.names import checkpoint_name, checkpoint_step
+from anystep.limits import is_count
 from anystep.train.checkpoints.integrity import (
   COMMITTED,
   CONVERTED,
@@ -28,25 +29,43 @@ from anystep.train.configuration.built_values import Value
 from anystep.train.datasets.data_state import DATA_FILES, DataState, file_name, read_state
 from anystep.train.models.train_state import TrainState
 
+# A user's file in a checkpoint that is to be kept.
+PINNED = "pinned"
 _STATE, _TRAINED_WITH = "state", "trained_with.json"
 _TRAINED_WITH_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-  """Period and number of checkpoints.
+  """Steps whose states are saved, and which of them are kept.
 
   Attributes:
     period_steps: a checkpoint is written at each multiple of it, and at the end.
+    steps: further steps after which one is written; 0 is the initial state.
     keep: number of newest checkpoints that are kept; None for all.
+    keep_period_steps: checkpoints at multiples of it are kept for ever; None for none. One that contains a
+      file named `pinned` is, too.
+
+  Raises:
+    ValueError: a period or number is below 1, or `steps` are no whole numbers.
   """
 
   period_steps: int
+  steps: Sequence[int] = ()
   keep: int | None = None
+  keep_period_steps: int | None = None
 
   def __post_init__(self):
-    if self.period_steps < 1 or (self.keep is not None and self.keep < 1):
-      raise ValueError(f"period_steps and keep are at least 1, not {self.period_steps} and {self.keep}")
+    for name in ("period_steps", "keep", "keep_period_steps"):
+      value = getattr(self, name)
+      if not (is_count(value, least=1) or (value is None and name != "period_steps")):
+        raise ValueError(f"CheckpointConfig.{name}: expected a whole number of at least 1, got {value!r}")
+    if not isinstance(self.steps, Sequence) or not all(map(is_count, self.steps)):
+      raise ValueError(f"CheckpointConfig.steps: expected whole numbers, got {self.steps!r}")
+
+  def saves_at(self, step: int) -> bool:
+    """Return whether the state after a number of steps is saved."""
+    return step in self.steps or (step > 0 and step % self.period_steps == 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,10 +136,13 @@ def save_checkpoint(
   return directory
 
 
-def remove_old_checkpoints(model_dir: epath.PathLike, keep: int | None) -> None:
-  """Remove all but the newest checkpoints."""
-  for step in checkpoint_steps(model_dir)[: -keep if keep else 0]:
-    _remove(checkpoint_directory(model_dir, step))
+def remove_old_checkpoints(model_dir: epath.PathLike, config: CheckpointConfig) -> None:
+  """Remove the checkpoints that are not kept."""
+  for step in checkpoint_steps(model_dir)[: -config.keep if config.keep else 0]:
+    directory = checkpoint_directory(model_dir, step)
+    is_periodic = config.keep_period_steps is not None and step % config.keep_period_steps == 0
+    if not is_periodic and not (directory / PINNED).exists():
+      _remove(directory)
 
 
 def set_aside_later_checkpoints(model_dir: epath.PathLike, step: int) -> None:

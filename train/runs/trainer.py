@@ -17,13 +17,12 @@ from anystep.train.checkpoints.checkpoints import (
   Checkpoint,
   CheckpointConfig,
   find_checkpoint,
-  remove_old_checkpoints,
   report_unreadable,
   restore_state,
-  save_checkpoint,
   set_aside_later_checkpoints,
 )
 from anystep.train.checkpoints.restore_config import RestoreConfig
+from anystep.train.checkpoints.saver import CheckpointSaver
 from anystep.train.configuration.built_values import Value, built_values
 from anystep.train.configuration.resume_contract import (
   AcceptedChanges,
@@ -298,7 +297,13 @@ class PreparedRun:
       print(f"resumed from {self.describe_start()} in {trainer.model_dir}", flush=True)
     self._record(start_step)
     started()
-    trained_with = trainer.deciding_values
+    saver = CheckpointSaver(
+      trainer.model_dir,
+      trainer.checkpoints,
+      run=self.run_name,
+      trained_with=trainer.deciding_values,
+      first_step=self.first_step,
+    )
     train_step = make_train_step(
       trainer.model,
       optimizer,
@@ -316,7 +321,9 @@ class PreparedRun:
       total_steps=trainer.total_steps,
       first_step=self.first_step,
     )
-    with stream, reporter:
+    with stream, reporter, saver:
+      if self.restore_step is None and trainer.checkpoints.saves_at(start_step):
+        saver.save(state, data.state)
       for step in range(start_step, trainer.total_steps):
         rows = stream.rows_at(step - self.first_step)
         batch = global_batch(next(stream), sharding, rows, batch_size=len(rows) * share[1])
@@ -325,22 +332,15 @@ class PreparedRun:
         termination.defer()
         # A step is reported while the next one runs: waiting for its loss would leave the device idle.
         reporter.report_before(step, batch, metrics)
+        saver.raise_failure()
         done = step + 1
-        period_ends = done % trainer.checkpoints.period_steps == 0 or done == trainer.total_steps
-        if period_ends or termination.requested:
+        if trainer.checkpoints.saves_at(done) or done == trainer.total_steps or termination.requested:
           # The log must contain all steps of a checkpoint before the checkpoint counts.
           reporter.flush()
-          save_checkpoint(
-            trainer.model_dir,
-            state,
-            data=data.state,
-            run=self.run_name,
-            trained_with=trained_with,
-            first_step=self.first_step,
-          )
-          remove_old_checkpoints(trainer.model_dir, trainer.checkpoints.keep)
-          if termination.requested:
-            raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
+          saver.save(state, data.state)
+        if termination.requested:
+          saver.wait()
+          raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
     termination.resume()
     if self.evaluation is None:
       return {}
