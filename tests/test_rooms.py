@@ -55,7 +55,7 @@ FLOORS = """
   anystep.train.network anystep.train.datasets anystep.train.optimizers
   anystep.train.models
   anystep.train.checkpoints
-  anystep.train.conversion
+  anystep.train.conversion anystep.train.reports
   anystep.train.runs
   anystep.train.convert anystep.train.main
   anystep.train anystep.train.__main__ anystep.train.demo

@@ -78,8 +78,8 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
 
 def _report_cuts(prepared: PreparedRun) -> None:
   """Print what share of examples and tokens rows cut; warn where it is a large one."""
-  for data in (prepared.data, prepared.evaluation):
-    for lengths in data.count_cuts() if data is not None else ():
+  for data in (prepared.data, *prepared.evaluation):
+    for lengths in data.count_cuts():
       print(lengths.describe_cut(), flush=True)
       if lengths.cuts_much:
         fix = "raise TASK_FEATURE_LENGTHS, or cut the texts into shorter pieces before the cache"

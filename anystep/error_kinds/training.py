@@ -15,6 +15,7 @@ TRAINING = {
     "checkpoints_unreadable": "No checkpoint is whole, and training does not start anew: restore one.",
     "configuration_invalid": "The configuration that the run keeps is damaged.",
     "data_uncached_invalid": "`data_uncached.json`, how a run reads its source, is damaged.",
+    "metrics_invalid": "The file of a run's metrics is damaged.",
     "run_invalid": "`run.json`, the run's identity, is damaged.",
     "step_log_invalid": "The log of steps is damaged.",
   },

@@ -49,6 +49,7 @@ def command(tiny_cache, tmp_path):
       "TASK_FEATURE_LENGTHS": "{'inputs': 24, 'targets': 12}",
       "TRAIN_STEPS": TOTAL_STEPS,
       "CHECKPOINT_PERIOD": CHECKPOINT_PERIOD,
+      "STATS_PERIOD": 1,
       "BATCH_SIZE": 8,
       "EVAL_DATASET": None,
       "network.T5Config.emb_dim": 8,

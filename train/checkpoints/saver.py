@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -25,9 +24,6 @@ class CheckpointSaver:
     model_dir: the run's directory.
     config: which checkpoints are kept.
     run, trained_with, first_step: see `checkpoints.Checkpoint`.
-
-  Attributes:
-    blocked_seconds: how long the steps have waited for saves.
   """
 
   def __init__(
@@ -39,7 +35,6 @@ class CheckpointSaver:
     trained_with: Mapping[str, Value],
     first_step: int = 0,
   ):
-    self.blocked_seconds = 0.0
     self._model_dir, self._config = model_dir, config
     self._run, self._trained_with, self._first_step = run, trained_with, first_step
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -61,10 +56,8 @@ class CheckpointSaver:
     Raises:
       AnystepError: as `checkpoints.save_checkpoint`, if the save before failed.
     """
-    begin_seconds = time.perf_counter()
     self.wait()
     self._save = self._thread.submit(self._write, copy_to_hosts(state), data)
-    self.blocked_seconds += time.perf_counter() - begin_seconds
 
   def raise_failure(self) -> None:
     """Raise the error of a save that failed; return at once where it is still being written."""

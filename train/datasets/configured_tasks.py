@@ -32,6 +32,18 @@ def find_configured_tasks(config: DatasetConfig) -> NamedTasks:
   return dataclasses.replace(named, cache_dirs=(*named.cache_dirs, *others))
 
 
+def split_by_task(config: DatasetConfig) -> list[DatasetConfig]:
+  """Return a configuration for each task of a registered mixture; of anything else the configuration itself.
+
+  Raises:
+    AnystepError: as `find_configured_tasks`.
+  """
+  tasks = find_configured_tasks(config).tasks
+  if config.mixture_or_task_name not in seqio.MixtureRegistry.names():
+    return [config]
+  return [dataclasses.replace(config, mixture_or_task_name=name) for name in tasks]
+
+
 def find_configured(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
   """Return the registered task or mixture that a configuration names.
 

@@ -157,7 +157,7 @@ def _compare(command: Sequence[str], undisturbed: Path, interrupted: Path, repor
 
   from anystep.train.demo.report import write_report
   from anystep.train.demo.run_comparison import compare_runs
-  from anystep.train.runs.step_log import read_step_log
+  from anystep.train.reports.step_log import read_step_log
 
   comparison = compare_runs(undisturbed, interrupted)
   losses = [record.loss for record in read_step_log(undisturbed)[-1]]

@@ -10,7 +10,7 @@ from etils import epath
 
 from anystep.programs.html_page import as_html, html_page
 from anystep.train.demo.run_comparison import Comparison
-from anystep.train.runs.step_log import StepRecord, read_step_log
+from anystep.train.reports.step_log import StepRecord, read_step_log
 
 _STYLE = """
 .verdict { color: var(--text); padding: .6rem 1rem; border-left: .4rem solid; background: var(--shade);

@@ -12,7 +12,7 @@ from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.train.checkpoints.checkpoints import checkpoint_directory, checkpoint_steps
-from anystep.train.runs.step_log import StepRecord, read_step_log
+from anystep.train.reports.step_log import StepRecord, read_step_log
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -88,11 +88,12 @@ def make_train_step(
   microbatches: Microbatches = WHOLE_BATCH,
   abstract: TrainState | None = None,
   partitioner: Partitioner | None = None,
+  norms_depth: int = 0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Return the compiled training step. It reuses the memory of the state that it is given.
 
-  Beside the model's metrics it returns `gradient_norm`, and the optimizer's learning rates as
-  `find_learning_rates` names them.
+  Beside the model's metrics it returns `gradient_norm`, `update_norm` and `parameter_norm` (before the
+  update), and the optimizer's learning rates as `find_learning_rates` names them.
 
   Args:
     model: computes the loss.
@@ -103,6 +104,8 @@ def make_train_step(
       what the compiler chooses.
     partitioner: splits activations over the devices of the abstract state; None for what the compiler
       chooses.
+    norms_depth: number of a parameter's first names that make a module's; each has norms of its own, such as
+      `gradient_norm/decoder/layers_0` for 2. 0 for none.
   """
   rates = find_learning_rates(optimizer)
   optimizer = with_logical_axes(optimizer, model.logical_axes()["params"])
@@ -118,9 +121,28 @@ def make_train_step(
       found = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
     updates, opt_state = optimizer.update(found.gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = found.metrics | {"gradient_norm": optax.tree.norm(found.gradients)}
+    metrics = dict(found.metrics)
+    trees = {"gradient_norm": found.gradients, "update_norm": updates, "parameter_norm": state.params}
+    for name, tree in trees.items():
+      metrics |= norms_by_module(name, tree, norms_depth)
     # The rate of this update: as in T5X, that of the steps done before it.
     metrics |= {name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()}
     return TrainState(state.step + 1, params, opt_state, found.mutables), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def norms_by_module(name: str, tree: Any, depth: int) -> Metrics:
+  """Return the norm of all leaves under `name`, and of each module's under `name/MODULE`.
+
+  Args:
+    name: name of the norm of all leaves.
+    tree: nested dicts of arrays.
+    depth: number of a leaf's first names that make its module's; 0 for no modules.
+  """
+  squares: dict[str, Any] = {}
+  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    module = "/".join([name, *(jax.tree_util.keystr((key,), simple=True) for key in path[:-1][:depth])])
+    squares[module] = squares.get(module, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+  norms = {module: jnp.sqrt(square) for module, square in squares.items()}
+  return norms | {name: jnp.sqrt(sum(squares.values(), jnp.float32(0.0)))}

@@ -1,11 +1,11 @@
-"""The trainer: its configuration and its loop."""
+"""The trainer: its configuration, and the checks before a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 
@@ -13,41 +13,24 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.limits import MAX_COUNT, is_count, is_name
 from anystep.order.packing import PackingPolicy
 from anystep.tasks.seqio_api.evaluation import check_metrics
-from anystep.train.checkpoints.checkpoints import (
-  Checkpoint,
-  CheckpointConfig,
-  find_checkpoint,
-  report_unreadable,
-  restore_state,
-  set_aside_later_checkpoints,
-)
+from anystep.train.checkpoints.checkpoints import Checkpoint, CheckpointConfig, find_checkpoint
 from anystep.train.checkpoints.restore_config import RestoreConfig
-from anystep.train.checkpoints.saver import CheckpointSaver
 from anystep.train.configuration.built_values import Value, built_values
-from anystep.train.configuration.resume_contract import (
-  AcceptedChanges,
-  Change,
-  find_value_changes,
-  record_accepted,
-)
-from anystep.train.conversion.restoring import Start, open_start, restore_start, with_dtype
+from anystep.train.configuration.resume_contract import AcceptedChanges, Change, find_value_changes
+from anystep.train.conversion.restoring import open_start
 from anystep.train.datasets.config import DatasetConfig
-from anystep.train.datasets.configured_tasks import check_vocabularies
-from anystep.train.datasets.run_data import RunData, only_task
+from anystep.train.datasets.configured_tasks import check_vocabularies, split_by_task
+from anystep.train.datasets.run_data import only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Model
-from anystep.train.models.train_state import make_train_step
-from anystep.train.optimizers.parameter_average import averaged_parameters, find_average
-from anystep.train.partitioning.batches import batch_sharding, global_batch
-from anystep.train.partitioning.mesh import process_share
 from anystep.train.partitioning.partitioner import Partitioner
-from anystep.train.runs.evaluation import EVALUATION_OUTPUTS, evaluate, report_evaluation
-from anystep.train.runs.placement import Placement, place_state
-from anystep.train.runs.run_identity import accept_run, new_run, read_run, write_run
+from anystep.train.reports.evaluation import EVALUATION_OUTPUTS
+from anystep.train.reports.metric_writers import JsonLinesWriter, TensorBoardWriter, WriterFactory
+from anystep.train.reports.profile import Profile
+from anystep.train.runs.prepared_run import PreparedRun
+from anystep.train.runs.run_identity import accept_run, new_run, read_run
 from anystep.train.runs.run_lock import locked_run
-from anystep.train.runs.step_reporter import StepReporter
-from anystep.train.runs.termination import Termination, preempted
 
 # Options of JAX that decide bits of parameters.
 _JAX_OPTIONS = (
@@ -75,6 +58,13 @@ class Trainer:
     microbatches: split of a batch whose activations do not fit in memory at once.
     evaluate_average: whether the average that `optimizers.with_average` keeps is evaluated.
     restore: checkpoint that the run starts with; None to start from initial parameters.
+    stats_period_steps: metrics are written after each multiple of it.
+    eval_period_steps: eval_dataset is evaluated after each multiple of it, and at the end; None for the end
+      alone.
+    eval_batches: number of batches of each task that are evaluated; None for all.
+    metric_writers: classes that write metrics, called with model_dir.
+    norms_depth: parts of a parameter's path that name a module, for norms by module; 0 for none.
+    profile: steps whose profile is written to `profile/`, which TensorBoard and XProf show; None for none.
   """
 
   model: Model
@@ -88,10 +78,26 @@ class Trainer:
   microbatches: Microbatches = WHOLE_BATCH
   evaluate_average: bool = False
   restore: RestoreConfig | None = None
+  stats_period_steps: int = 1
+  eval_period_steps: int | None = None
+  eval_batches: int | None = None
+  metric_writers: Sequence[WriterFactory] = (TensorBoardWriter, JsonLinesWriter)
+  norms_depth: int = 0
+  profile: Profile | None = None
 
   def __post_init__(self):
     if not is_count(self.total_steps, least=1):
       raise ValueError(f"total_steps is a whole number from 1 to {MAX_COUNT}, not {self.total_steps!r}")
+    for name in ("stats_period_steps", "eval_period_steps", "eval_batches"):
+      value = getattr(self, name)
+      if not (is_count(value, least=1) or (value is None and name != "stats_period_steps")):
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    if not is_count(self.norms_depth):
+      raise ValueError(f"norms_depth is a whole number, not {self.norms_depth!r}")
+    if not isinstance(self.metric_writers, Sequence) or not all(map(callable, self.metric_writers)):
+      raise ValueError(
+        f"metric_writers: expected classes such as @reports.TensorBoardWriter, got {self.metric_writers!r}"
+      )
     if not is_count(self.random_seed):
       raise ValueError(f"random_seed is a whole number, not {self.random_seed!r}")
     if not isinstance(self.model_dir, (str, os.PathLike)):
@@ -148,7 +154,7 @@ class Trainer:
     return PreparedRun(
       trainer=self,
       data=data,
-      evaluation=next((other.run_order().open(converter) for other in evaluated), None),
+      evaluation=[other.run_order().open(converter) for other in evaluated],
       restore_step=checkpoint.step if checkpoint else None,
       start=start,
       first_step=first_step,
@@ -179,9 +185,10 @@ class Trainer:
 
   @property
   def datasets(self) -> list[DatasetConfig]:
-    """Return the data of training and, if there is an evaluation, one epoch of its data."""
-    evaluated = [dataclasses.replace(self.eval_dataset, num_epochs=1)] if self.eval_dataset else []
-    return [self.train_dataset, *evaluated]
+    """Return the data of training and, if there is an evaluation, one epoch of each of its tasks."""
+    if self.eval_dataset is None:
+      return [self.train_dataset]
+    return [self.train_dataset, *split_by_task(dataclasses.replace(self.eval_dataset, num_epochs=1))]
 
   @property
   def deciding_values(self) -> dict[str, Value]:
@@ -222,167 +229,3 @@ class Trainer:
       expected=f"what checkpoint_{checkpoint.step} was trained with",
       fix="set them as they were, or train in another MODEL_DIR",
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-  """Run with its data and checkpoints found and checked.
-
-  Attributes:
-    trainer: the configuration.
-    data: data of training. evaluation: data of the evaluation at the end, or None.
-    restore_step: step of the run's checkpoint to resume from; None to start.
-    start: another checkpoint to start with; None to start from initial parameters, or to resume.
-    first_step: step that the run begins at, with the first step of its data.
-    run_name: name of the run in model_dir.
-    accept_changes: see `Trainer.prepare`.
-    newly_accepted: changes that are accepted for the first time.
-  """
-
-  trainer: Trainer
-  data: RunData
-  evaluation: RunData | None
-  restore_step: int | None
-  run_name: str
-  start: Start | None = None
-  first_step: int = 0
-  accept_changes: Collection[str] = ()
-  newly_accepted: Sequence[Change] = ()
-
-  def run(
-    self, termination: Termination | None = None, *, started: Callable[[], None] = lambda: None
-  ) -> dict[str, float]:
-    """Train to the end; return the evaluation's metrics.
-
-    Args:
-      termination: read after each step; None if nothing handles signals.
-      started: called before the first step, when the state is initialized or restored.
-
-    Raises:
-      AnystepError: 75 `preempted` after SIGTERM and a committed checkpoint.
-    """
-    trainer, data = self.trainer, self.data
-    termination = termination or Termination()
-    if jax.process_count() > 1:
-      raise AnystepError(
-        ExitCode.CONFIG,
-        "process_count",
-        expected="one process",
-        got=jax.process_count(),
-        fix="train on the devices of one process: checkpoints are not yet written by several",
-      )
-    optimizer = trainer.model.optimizer_def
-    assert optimizer is not None, "Trainer refuses a model without one"
-    root_key = jax.random.key(trainer.random_seed)
-    mesh, make_initial, abstract = self.place()
-    sharding = batch_sharding(mesh)
-    if trainer.evaluate_average:
-      find_average(abstract.opt_state, abstract.params)
-    if trainer.restore is not None:
-      abstract = with_dtype(abstract, trainer.restore.dtype)
-    if self.restore_step is None:
-      start_step = self.first_step
-      state = restore_start(self.start, abstract, make_initial) if self.start else make_initial()
-      print(f"training from {self.describe_start()}: no checkpoint in {trainer.model_dir}", flush=True)
-    else:
-      try:
-        start_step, state = self.restore_step, restore_state(trainer.model_dir, self.restore_step, abstract)
-      except AnystepError as error:
-        if error.code != ExitCode.DATA:
-          raise
-        report_unreadable(self.restore_step, error)
-        # An earlier checkpoint has another data state too.
-        return self._before(self.restore_step).run(termination, started=started)
-      set_aside_later_checkpoints(trainer.model_dir, start_step)
-      print(f"resumed from {self.describe_start()} in {trainer.model_dir}", flush=True)
-    self._record(start_step)
-    started()
-    saver = CheckpointSaver(
-      trainer.model_dir,
-      trainer.checkpoints,
-      run=self.run_name,
-      trained_with=trainer.deciding_values,
-      first_step=self.first_step,
-    )
-    train_step = make_train_step(
-      trainer.model,
-      optimizer,
-      root_key=root_key,
-      microbatches=trainer.microbatches,
-      abstract=abstract,
-      partitioner=trainer.partitioner,
-    )
-    share = process_share(mesh)
-    stream = data.open_stream(share)
-    stream.seek(start_step - self.first_step)
-    reporter = StepReporter(
-      trainer.model_dir,
-      start_step=start_step,
-      total_steps=trainer.total_steps,
-      first_step=self.first_step,
-    )
-    with stream, reporter, saver:
-      if self.restore_step is None and trainer.checkpoints.saves_at(start_step):
-        saver.save(state, data.state)
-      for step in range(start_step, trainer.total_steps):
-        rows = stream.rows_at(step - self.first_step)
-        batch = global_batch(next(stream), sharding, rows, batch_size=len(rows) * share[1])
-        state, metrics = train_step(state, batch)
-        # After the first step there is something to save.
-        termination.defer()
-        # A step is reported while the next one runs: waiting for its loss would leave the device idle.
-        reporter.report_before(step, batch, metrics)
-        saver.raise_failure()
-        done = step + 1
-        if trainer.checkpoints.saves_at(done) or done == trainer.total_steps or termination.requested:
-          # The log must contain all steps of a checkpoint before the checkpoint counts.
-          reporter.flush()
-          saver.save(state, data.state)
-        if termination.requested:
-          saver.wait()
-          raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")
-    termination.resume()
-    if self.evaluation is None:
-      return {}
-    if trainer.evaluate_average:
-      average = averaged_parameters(state.opt_state, state.params)
-      state = dataclasses.replace(state, params=average)
-    with trainer.partitioner.sharded_activations(mesh):
-      results = evaluate(trainer.model, state, self.evaluation, mesh)
-    scored = self.evaluation.dataset
-    report_evaluation(results, scored, trainer.model_dir, trainer.total_steps, first_step=self.first_step)
-    return results
-
-  def place(self) -> Placement:
-    """Return where the state goes; this touches the devices.
-
-    Raises:
-      AnystepError: 78 as `place_state`.
-    """
-    return place_state(
-      self.trainer.model,
-      partitioner=self.trainer.partitioner,
-      batch_sizes=self.data.batch_sizes,
-      microbatches=self.trainer.microbatches,
-      root_key=jax.random.key(self.trainer.random_seed),
-    )
-
-  def describe_start(self) -> str:
-    """Return the step that the run goes on from, with the step of its data where that is another."""
-    step = self.first_step if self.restore_step is None else self.restore_step
-    text = f"step {step}" if self.restore_step is None else f"checkpoint_{step}"
-    if self.first_step:
-      text += f", data step {step - self.first_step}"
-    return text if self.start is None else f"{text}, of {self.start}"
-
-  def _before(self, step: int) -> PreparedRun:
-    """Return this run, prepared to resume from a checkpoint before `step`: that step's cannot be restored."""
-    return self.trainer.prepare(accept_changes=self.accept_changes, before_step=step)
-
-  def _record(self, start_step: int) -> None:
-    """Record in model_dir the run's name, its newly accepted changes and its data."""
-    model_dir = self.trainer.model_dir
-    if read_run(model_dir) is None or self.restore_step is None:
-      write_run(model_dir, self.run_name, first_step=self.first_step)
-    record_accepted(model_dir, self.newly_accepted)
-    self.data.record(model_dir, start_step - self.first_step)

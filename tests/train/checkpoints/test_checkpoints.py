@@ -66,6 +66,9 @@ def test_a_large_leaf_is_stored_in_parts(tmp_path, monkeypatch):
   np.testing.assert_array_equal(leaf.read_whole(), np.ones((32, 16)))
 
 
+KEEPS_ONE = checkpoints.CheckpointConfig(period_steps=3, keep=1)
+
+
 def begin_with_nothing(root):
   root.mkdir()
 
@@ -101,7 +104,7 @@ class OwnSeam(Seam):
     (begin_with_nothing, lambda root: save(root, 6), None, 6),
     (begin_with_one, lambda root: save(root, 6), 3, 6),
     (begin_with_an_unfinished_one, lambda root: save(root, 6), 3, 6),
-    (begin_with_two, lambda root: checkpoints.remove_old_checkpoints(root, 1), 6, 6),
+    (begin_with_two, lambda root: checkpoints.remove_old_checkpoints(root, KEEPS_ONE), 6, 6),
   ],
   ids=["first", "second", "over an unfinished one", "removing the first"],
 )

@@ -29,7 +29,7 @@ from anystep.train import main
 from anystep.train.datasets import cache_program
 from anystep.train.datasets.cache_program import CacheCommand, MissingSplit, make_commands
 from anystep.train.demo.run_comparison import compare_runs
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 from anystep.train.runs.trainer import PreparedRun
 
 EVALUATED = {"EVAL_DATASET": "@eval/datasets.DatasetConfig()"}

@@ -19,7 +19,7 @@ from anystep.streams.stream import Stream
 from anystep.train import main
 from anystep.train.checkpoints import checkpoints
 from anystep.train.demo.run_comparison import compare_runs
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 MIXTURE = {"MIXTURE_OR_TASK_NAME": repr(tiny_tasks.MIXTURE)}
 
@@ -214,8 +214,10 @@ def test_a_plan_of_another_cache_is_refused(changed_plan, command, tiny_cache, r
   assert (refused.value.fields["expected"], refused.value.fields["got"]) == ("0" * 64, sha256)
 
 
-def test_only_one_task_is_evaluated(command):
+def test_of_a_mixture_of_caches_only_one_is_evaluated(command, tiny_cache):
+  mixture = f"{tiny_cache}/{tiny_tasks.NAME},0.3;{tiny_cache}/{tiny_tasks.OTHER_NAME},0.1"
+  names = {"eval/datasets.DatasetConfig.mixture_or_task_name": repr(mixture)}
   with pytest.raises(AnystepError) as refused:
-    main.prepare(command(**MIXTURE, EVAL_DATASET="@eval/datasets.DatasetConfig()"))
+    main.prepare(command(**MIXTURE, EVAL_DATASET="@eval/datasets.DatasetConfig()", **names))
   assert (refused.value.code, refused.value.kind) == (78, "mixture")
   assert tiny_tasks.OTHER_NAME in refused.value.fields["expected"]

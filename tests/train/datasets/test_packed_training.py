@@ -17,7 +17,7 @@ from anystep.tasks.reading.task_reader import TaskReader
 from anystep.train import main
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.network.t5 import T5Config, Transformer
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 LENGTHS = {"inputs": 12, "targets": 9}
 # Examples of each row; together they fit.

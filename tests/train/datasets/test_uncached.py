@@ -17,7 +17,7 @@ from anystep.train import main
 from anystep.train.checkpoints import checkpoints
 from anystep.train.datasets.data_state import UncachedState, read_state, record_state
 from anystep.train.datasets.uncached import UncachedStream, restart_seed
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 UNCACHED = {"USE_CACHED_TASKS": False, "CACHE_DIR": None}
 EVALUATED = {"EVAL_DATASET": "@eval/datasets.DatasetConfig()"}

@@ -9,7 +9,7 @@ import pytest
 
 from anystep.train.demo.report import loss_plot, write_report
 from anystep.train.demo.run_comparison import Comparison
-from anystep.train.runs.step_log import StepLog, StepRecord
+from anystep.train.reports.step_log import StepLog, StepRecord
 
 
 def points_of(svg):

@@ -8,8 +8,8 @@ from train_runs import CHECKPOINT_PERIOD, TOTAL_STEPS, train_until
 from anystep.errors import AnystepError
 from anystep.train import main
 from anystep.train.demo.run_comparison import compare_runs
-from anystep.train.runs import trainer as trainer_module
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.evaluation import Evaluation, Evaluator
+from anystep.train.reports.step_log import read_step_log
 
 ADAMW = "--gin_file=gin_configs/optimizers/adamw.gin"
 TWO_OF_T5X = """
@@ -31,11 +31,11 @@ def averaged(command, monkeypatch):
   """`averaged(model_dir)`: the command line of a run whose average is evaluated, which it records."""
   evaluated = []
 
-  def evaluate(model, state, data, mesh):
+  def evaluate(evaluator, state, is_interrupted):
     evaluated.append(jax.device_get((state.params, state.opt_state.average)))
-    return {"examples": 1}
+    return [Evaluation("demo", "validation", {"examples": 1}, {})]
 
-  monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+  monkeypatch.setattr(Evaluator, "evaluate", evaluate)
 
   def make(model_dir, **bindings):
     values = {"EVAL_DATASET": "@eval/datasets.DatasetConfig()", "NUM_MICROBATCHES": 2, **bindings}

@@ -12,7 +12,7 @@ from anystep.train.models.train_state import stream_key
 from anystep.train.network.dropout import draw_dropout
 from anystep.train.partitioning.batches import batch_sharding, global_batch, local_rows, local_values
 from anystep.train.partitioning.partitioner import Partitioner
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 
 def _mesh(num_data, num_model=1):

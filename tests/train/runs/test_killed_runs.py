@@ -10,7 +10,7 @@ from fault_runs import AFTER, Fault, Run, zygote
 
 from anystep.train import main
 from anystep.train.demo.run_comparison import compare_runs
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 TOTAL_STEPS, CHECKPOINT_PERIOD = 12, 3
 SETTINGS = {"TRAIN_STEPS": TOTAL_STEPS, "CHECKPOINT_PERIOD": CHECKPOINT_PERIOD}

@@ -15,7 +15,7 @@ from anystep.train.checkpoints.checkpoints import checkpoint_steps, find_checkpo
 from anystep.train.conversion import formats
 from anystep.train.demo.run_comparison import compare_runs
 from anystep.train.leaves.leaf import array_leaf
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.step_log import read_step_log
 
 FIRST = 1_000_000
 
@@ -166,10 +166,13 @@ def test_a_converted_checkpoint_is_no_runs_own(fine_tuning, command, pretrained,
 
 
 def test_a_loss_that_is_not_finite_is_named_by_both_steps(tmp_path):
-  from anystep.train.runs.step_reporter import StepReporter
+  from anystep.train.reports.metric_writers import MetricWriters
+  from anystep.train.reports.step_reporter import StepReporter
 
   metrics = {"loss": np.nan, "z_loss": 0.0, "correct": 1.0, "weight_sum": 1.0, "gradient_norm": 1.0}
-  reporter = StepReporter(tmp_path, start_step=FIRST, total_steps=FIRST + 2, first_step=FIRST)
+  reporter = StepReporter(
+    tmp_path, MetricWriters((), tmp_path), start_step=FIRST, total_steps=FIRST + 2, first_step=FIRST
+  )
   reporter.report_before(FIRST + 1, {}, metrics)
   with pytest.raises(AnystepError, match=f"model_step={FIRST + 1} data_step=1"):
     reporter.flush()

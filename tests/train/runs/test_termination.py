@@ -16,8 +16,9 @@ from anystep.streams.stream import Stream
 from anystep.train import main
 from anystep.train.checkpoints import checkpoints
 from anystep.train.demo.run_comparison import compare_runs
-from anystep.train.runs import trainer
-from anystep.train.runs.step_log import read_step_log
+from anystep.train.reports.evaluation import Evaluator
+from anystep.train.reports.step_log import read_step_log
+from anystep.train.runs import prepared_run, trainer
 from anystep.train.runs.termination import Termination
 
 EVALUATED = {"EVAL_DATASET": "@eval/datasets.DatasetConfig()"}
@@ -57,23 +58,32 @@ def before(place, name):
 
 
 def within_the_first_save(monkeypatch):
+  """While a thread writes the checkpoint of step 3, and the next step is about to begin."""
+  at_batch(3)(monkeypatch)
+  answered = threading.Event()
+
   def save(path, state, _original=checkpoints.save_arrays):
-    terminate()
+    assert answered.wait(60)
     _original(path, state)
 
+  def handle(termination, *args, _original=Termination._handle):
+    _original(termination, *args)
+    answered.set()
+
+  monkeypatch.setattr(Termination, "_handle", handle)
   monkeypatch.setattr(checkpoints, "save_arrays", save)
 
 
 MOMENTS = {
   "while the data is looked for": (before(trainer, "find_datasets"), []),
   "while a checkpoint is looked for": (before(trainer, "find_checkpoint"), []),
-  "while the model is built": (before(trainer, "place_state"), []),
+  "while the model is built": (before(prepared_run, "place_state"), []),
   "before the first batch": (at_batch(0), []),
   "before the second batch": (at_batch(1), [2]),
   "before the last batch of a period": (at_batch(2), [3]),
-  "within a save": (within_the_first_save, [3]),
+  "within a save": (within_the_first_save, [3, 4]),
   "before the last batch": (at_batch(6), [3, 6, 7]),
-  "while it evaluates": (before(trainer, "evaluate"), [3, 6, 7]),
+  "while it evaluates at the end": (before(Evaluator, "evaluate"), [3, 6, 7]),
 }
 
 

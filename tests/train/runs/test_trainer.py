@@ -162,7 +162,7 @@ def test_the_run_leaves_tensorboard_events(reference):
 
   events = EventAccumulator(str(reference / "train"), size_guidance={"tensors": 0})
   events.Reload()
-  assert {"loss", "teacher_forced/token_accuracy", "gradient_norm"} <= set(events.Tags()["tensors"])
+  assert {"loss", "accuracy", "gradient_norm", "parameter_norm"} <= set(events.Tags()["tensors"])
   # The gin file's rate before the warmup's end: of the steps done before each, as T5X logs it.
   rates = [float(make_ndarray(event.tensor_proto)) for event in events.Tensors("learning_rate")]
   np.testing.assert_allclose(rates, [1 / np.sqrt(1000)] * TOTAL_STEPS, rtol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 from anystep.errors import AnystepError
 from anystep.features.digest import batch_digest
 from anystep.train.demo.run_comparison import Comparison, compare_runs
-from anystep.train.runs.step_log import StepLog, StepRecord, read_step_log
+from anystep.train.reports.step_log import StepLog, StepRecord, read_step_log
 
 _BATCH = {"tokens": np.arange(6, dtype=np.int32).reshape(2, 3)}
 

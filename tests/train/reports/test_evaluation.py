@@ -11,7 +11,7 @@ from anystep.caches.cache import open_cache
 from anystep.train import main
 from anystep.train.models.train_state import TrainState
 from anystep.train.partitioning import Partitioner
-from anystep.train.runs.evaluation import evaluate
+from anystep.train.reports.evaluation import Evaluator
 
 
 def test_the_metrics_do_not_depend_on_the_batch_size_and_are_those_of_the_scores(command):
@@ -35,16 +35,17 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
 
   replaced = task.replace(metric_fns=[record])
   prepared = main.prepare(command(EVAL_DATASET="@eval/datasets.DatasetConfig()"))
-  dataset = prepared.evaluation.dataset
+  (evaluation,) = prepared.evaluation
+  dataset = evaluation.dataset
   cached = dataclasses.replace(dataset.cached, tasks={task.name: replaced})
   dataset = dataclasses.replace(dataset, cached=cached)
-  data = dataclasses.replace(prepared.evaluation, dataset=dataset)
+  data = dataclasses.replace(evaluation, dataset=dataset)
   mesh = Partitioner().mesh(8)
   model = prepared.trainer.model
-  results = evaluate(model, _initial_state(model), data, mesh)
+  (result,) = Evaluator(model, [data], mesh).evaluate(_initial_state(model))
   ((targets, predictions),) = seen
   assert (
-    results["teacher_forced/recorded"]
+    result.metrics["teacher_forced/recorded"]
     == len(predictions)
     == len(open_cache(tiny_cache, tiny_tasks.NAME, "validation"))
   )
@@ -56,7 +57,9 @@ def test_a_metric_that_takes_targets_sees_what_the_cache_holds(command, tiny_cac
 def _evaluate(command, batch_size):
   prepared = main.prepare(command(EVAL_DATASET="@eval/datasets.DatasetConfig()", BATCH_SIZE=batch_size))
   model = prepared.trainer.model
-  return evaluate(model, _initial_state(model), prepared.evaluation, Partitioner().mesh(batch_size))
+  evaluator = Evaluator(model, prepared.evaluation, Partitioner().mesh(batch_size))
+  (result,) = evaluator.evaluate(_initial_state(model))
+  return result.metrics
 
 
 def _initial_state(model):
