@@ -102,15 +102,17 @@ def with_dtype(abstract: TrainState, dtype: str | None) -> TrainState:
   return dataclasses.replace(abstract, params=jax.tree.map(change, abstract.params))
 
 
-def restore_start(start: Start, abstract: TrainState, make_initial: Callable[[], TrainState]) -> TrainState:
+def restore_start(start: Start, abstract: TrainState, make_initial: Callable[..., TrainState]) -> TrainState:
   """Return a state of the model with the leaves of a checkpoint, on the abstract state's devices.
 
-  Leaves are read one after another, each device's part by itself.
+  Leaves are read one after another, each device's part by itself. An optimizer that begins anew begins from
+  the restored parameters: so does an average of them.
 
   Args:
     start: the checkpoint, and which leaves are restored.
     abstract: shapes, dtypes and shardings.
-    make_initial: makes the state from which leaves come that are not restored; called if there are any.
+    make_initial: makes the state from which leaves come that are not restored, as `initialize` returns it;
+      called if there are any.
 
   Raises:
     AnystepError: 76 `checkpoint_tree` for a leaf that is missing or of another shape; 78 `assignment`; 65
@@ -135,13 +137,12 @@ def restore_start(start: Start, abstract: TrainState, make_initial: Callable[[],
   for name in counts:
     counted = array_leaf(np.asarray(_count(name, step, restored, by_name)))
     sources[name] = saved.leaves.get(name, counted) if config.optimizer_state else counted
-  fresh = {keys: target for keys, target in targets.items() if names[keys] not in sources}
-  initial = _initialize(fresh, make_initial)
   state = {
-    keys: initial[keys] if keys in fresh else _place(sources[names[keys]], target)
-    for keys, target in targets.items()
+    keys: _place(sources[names[keys]], target) for keys, target in targets.items() if names[keys] in sources
   }
-  return from_tree(_nest(state), abstract)
+  fresh = {keys: target for keys, target in targets.items() if keys not in state}
+  params = {"/".join(keys[1:]): leaf for keys, leaf in state.items() if keys[0] == "params"}
+  return from_tree(_nest(state | _initialize(fresh, make_initial, params)), abstract)
 
 
 def _is_restored(name: str, config: RestoreConfig) -> bool:
@@ -219,18 +220,20 @@ def _place(leaf: Leaf, target: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _initialize(
-  targets: Mapping[Keys, jax.ShapeDtypeStruct], make_initial: Callable[[], TrainState]
+  targets: Mapping[Keys, jax.ShapeDtypeStruct],
+  make_initial: Callable[..., TrainState],
+  params: Mapping[str, jax.Array],
 ) -> dict[Keys, jax.Array]:
-  """Return some leaves of the initial state; others are not computed."""
+  """Return some leaves of the initial state with these parameters; others are not computed."""
   if not targets:
     return {}
 
-  def make() -> list[jax.Array]:
-    leaves = {_keys(path): leaf for path, leaf in _flatten(make_initial())}
+  def make(params: Mapping[str, jax.Array]) -> list[jax.Array]:
+    leaves = {_keys(path): leaf for path, leaf in _flatten(make_initial(params))}
     return [leaves[keys].astype(target.dtype) for keys, target in targets.items()]
 
   shardings = [target.sharding for target in targets.values()]
-  return dict(zip(targets, jax.jit(make, out_shardings=shardings)(), strict=True))
+  return dict(zip(targets, jax.jit(make, out_shardings=shardings)(params), strict=True))
 
 
 def _flatten(state: TrainState) -> list[tuple[tuple[Any, ...], Any]]:

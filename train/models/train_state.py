@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.struct
@@ -19,6 +19,7 @@ from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Batch, Metrics, Model
 from anystep.train.optimizers.learning_rates import find_learning_rates
 from anystep.train.optimizers.logical_axes import with_logical_axes
+from anystep.train.optimizers.parameter_patterns import parameter_path
 from anystep.train.partitioning.partitioner import Partitioner, optimizer_shardings
 
 
@@ -52,20 +53,26 @@ def initialize(
   root_key: jax.Array,
   mesh: Mesh,
   partitioner: Partitioner,
-) -> tuple[Callable[[], TrainState], TrainState]:
+) -> tuple[Callable[..., TrainState], TrainState]:
   """Return a function that makes the initial state, and the abstract state.
 
   Returns:
-    The function places the state on the mesh. The abstract state has shapes, dtypes and shardings.
+    The function places the state on the mesh. It takes arrays by parameter path, which stand in the place of
+    initial parameters, and from which the optimizer's state begins. The abstract state has shapes, dtypes and
+    shardings.
   """
   logical_axes = model.logical_axes()
   mutable_shardings = partitioner.shardings(mesh, logical_axes)
   optimizer = with_logical_axes(optimizer, logical_axes["params"])
   param_shardings = mutable_shardings.pop("params")
 
-  def init() -> TrainState:
+  def init(restored: Mapping[str, jax.Array] | None = None) -> TrainState:
     mutables = model.initial_variables(stream_key(root_key, "params", 0))
     params = jax.lax.with_sharding_constraint(mutables.pop("params"), param_shardings)
+    if restored:
+      params = jax.tree_util.tree_map_with_path(
+        lambda keys, leaf: restored.get(parameter_path(keys), leaf), params
+      )
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), mutables)
 
   shapes = jax.eval_shape(init)

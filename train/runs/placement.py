@@ -25,7 +25,7 @@ class Placement(NamedTuple):
   """
 
   mesh: jax.sharding.Mesh
-  make_initial: Callable[[], TrainState]
+  make_initial: Callable[..., TrainState]
   abstract: TrainState
 
 

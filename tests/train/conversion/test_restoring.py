@@ -21,7 +21,7 @@ from anystep.train.learning_rates import learning_rate_schedule
 from anystep.train.models.train_state import initialize
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
-from anystep.train.optimizers import adafactor
+from anystep.train.optimizers import adafactor, with_average
 from anystep.train.partitioning import Partitioner
 
 CHECKPOINTS = FIXTURES / "t5x" / "t5_1_1_checkpoints"
@@ -191,6 +191,16 @@ def test_another_optimizer_begins_anew_and_its_schedule_sees_the_step(optimizer_
   corrected, scheduled = state.opt_state
   # Adam corrects its means by the steps that they are of.
   assert (int(state.step), int(corrected.count), int(scheduled.count)) == (20, 0, 20)
+
+
+def averaged():
+  return with_average(adam(), decay=0.9)
+
+
+def test_an_average_begins_as_the_restored_parameters():
+  make, abstract = initial(averaged)
+  _, state = restore(RestoreConfig(path=str(CHECKPOINTS), optimizer_state=False), make, abstract)
+  jax.tree.map(np.testing.assert_array_equal, state.opt_state.average, state.params)
 
 
 @pytest.mark.parametrize(
