@@ -67,35 +67,6 @@ def token_cross_entropy(
   return losses + z_losses, z_losses
 
 
-def weighted_cross_entropy(
-  logits: jax.Array,
-  targets: jax.Array,
-  *,
-  weights: jax.Array,
-  z_loss: float = 0.0,
-  label_smoothing: float = 0.0,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Return the weighted sum of the losses of `token_cross_entropy`.
-
-  Args:
-    logits: (rows, length, vocab_size) float. Where the weight is 0 they may be anything, nan included.
-    targets: (rows, length) int.
-    weights: (rows, length) float or int, 0 at padding.
-    z_loss: see `token_cross_entropy`.
-    label_smoothing: see `token_cross_entropy`.
-
-  Returns:
-    loss: () float32, the sum of weight times loss, the z-loss included.
-    z_loss: () float32, the sum of weight times z-loss.
-    weight_sum: () float32.
-  """
-  weights = weights.astype(jnp.float32)
-  # 0 * nan is nan, and so is its gradient: what has no weight must be gone before the loss is computed.
-  logits = jnp.where(weights[..., None] == 0.0, 0.0, logits.astype(jnp.float32))
-  losses, z_losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
-  return jnp.sum(losses * weights), jnp.sum(z_losses * weights), jnp.sum(weights)
-
-
 def target_weights(batch: Mapping[str, jax.Array], factor: Factor) -> jax.Array:
   """Return the weight of every target of a batch, before any division.
 
@@ -164,7 +135,7 @@ def batch_loss(
   """Return the loss of a batch, and sums for reports.
 
   Args:
-    logits: (rows, length, vocab_size) float.
+    logits: (rows, length, vocab_size) float. Where the weight is 0 they may be anything, nan included.
     batch: as `normalized_weights` takes it.
     factor: see `normalized_weights`.
     z_loss: see `token_cross_entropy`.
@@ -177,19 +148,17 @@ def batch_loss(
       measures accuracy: `correct` (those that have the highest logit) and `num_targets`.
   """
   targets, weights = batch["decoder_target_tokens"], target_weights(batch, factor)
-  options = {"z_loss": z_loss, "label_smoothing": label_smoothing}
-  loss_sum, z_loss_sum, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, **options)
-  loss = loss_sum
-  if factor is not None:
-    shares = batch.get(_NORMALIZED_WEIGHTS)
-    shares = normalized_weights(batch, factor) if shares is None else shares
-    loss, _, _ = weighted_cross_entropy(logits, targets, weights=shares, **options)
+  shares = batch.get(_NORMALIZED_WEIGHTS)
+  shares = normalized_weights(batch, factor) if shares is None else shares
   counted = weights != 0.0
+  # 0 * nan is nan, and so is its gradient: what has no weight must be gone before the loss is computed.
+  logits = jnp.where(counted[..., None], logits.astype(jnp.float32), 0.0)
+  losses, z_losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
   correct = counted & (jnp.argmax(logits, axis=-1) == targets)
-  return loss, {
-    "loss": loss_sum,
-    "z_loss": z_loss_sum,
-    "weight_sum": weight_sum,
+  return jnp.sum(losses * shares), {
+    "loss": jnp.sum(losses * weights),
+    "z_loss": jnp.sum(z_losses * weights),
+    "weight_sum": jnp.sum(weights),
     "correct": jnp.sum(correct, dtype=jnp.float32),
     "num_targets": jnp.sum(counted, dtype=jnp.float32),
   }

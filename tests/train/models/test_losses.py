@@ -13,7 +13,6 @@ from anystep.train.models.losses import (
   batch_loss,
   normalized_weights,
   token_cross_entropy,
-  weighted_cross_entropy,
   with_normalized_weights,
 )
 
@@ -33,6 +32,13 @@ def random_case(seed=0, scale=3.0):
   targets = jnp.asarray(rng.integers(0, 50, (4, 7)), jnp.int32)
   weights = jnp.asarray(rng.integers(0, 2, (4, 7)), jnp.float32)
   return logits, targets, weights
+
+
+def weighted_sums(logits, targets, weights, **options):
+  """The loss, and the sums of weighted z-losses and of weights."""
+  batch = {"decoder_target_tokens": targets, "decoder_loss_weights": weights}
+  loss, metrics = batch_loss(logits, batch, **options)
+  return loss, metrics["z_loss"], metrics["weight_sum"]
 
 
 def by_definition(logits, targets, z_loss, label_smoothing):
@@ -60,8 +66,8 @@ def test_token_losses_are_those_of_the_definition(z_loss, label_smoothing):
 @pytest.mark.parametrize(("z_loss", "label_smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.1)])
 def test_gradients_are_those_of_the_definition(z_loss, label_smoothing):
   logits, targets, weights = random_case()
-  options = {"weights": weights, "z_loss": z_loss, "label_smoothing": label_smoothing}
-  gradient = jax.grad(lambda logits: weighted_cross_entropy(logits, targets, **options)[0])(logits)
+  options = {"z_loss": z_loss, "label_smoothing": label_smoothing}
+  gradient = jax.grad(lambda logits: weighted_sums(logits, targets, weights, **options)[0])(logits)
 
   exact = np.asarray(logits, np.float64)
   log_z = np.log(np.sum(np.exp(exact), axis=-1, keepdims=True))
@@ -74,7 +80,7 @@ def test_gradients_are_those_of_the_definition(z_loss, label_smoothing):
 def test_sums_are_weighted():
   logits, targets, weights = random_case()
   weights *= 0.5
-  loss, z_loss, weight_sum = weighted_cross_entropy(logits, targets, weights=weights, z_loss=0.1)
+  loss, z_loss, weight_sum = weighted_sums(logits, targets, weights, z_loss=0.1)
   expected_losses, expected_z_losses = by_definition(logits, targets, 0.1, 0.0)
   assert float(loss) == pytest.approx(np.sum(expected_losses * np.asarray(weights)), rel=1e-5)
   assert float(z_loss) == pytest.approx(np.sum(expected_z_losses * np.asarray(weights)), rel=1e-5)
@@ -85,15 +91,13 @@ def test_sums_are_weighted():
 def test_logits_without_weight_do_not_matter(content):
   logits, targets, weights = random_case()
   spoilt = jnp.where(weights[..., None] == 0.0, content, logits)
-  loss = jax.value_and_grad(lambda x: weighted_cross_entropy(x, targets, weights=weights, z_loss=0.1)[0])
+  loss = jax.value_and_grad(lambda x: weighted_sums(x, targets, weights, z_loss=0.1)[0])
   jax.tree.map(np.testing.assert_array_equal, loss(spoilt), loss(logits))
 
 
 def test_large_logits_stay_finite():
   logits, targets, weights = random_case(scale=1e4)
-  loss, gradient = jax.value_and_grad(lambda x: weighted_cross_entropy(x, targets, weights=weights)[0])(
-    logits
-  )
+  loss, gradient = jax.value_and_grad(lambda x: weighted_sums(x, targets, weights)[0])(logits)
   assert np.isfinite(loss)
   assert np.all(np.isfinite(gradient))
 
@@ -101,9 +105,9 @@ def test_large_logits_stay_finite():
 def test_bfloat16_logits_are_summed_in_float32():
   logits, targets, weights = random_case()
   rounded = logits.astype(jnp.bfloat16)
-  losses = weighted_cross_entropy(rounded, targets, weights=weights)
-  assert losses[0].dtype == jnp.float32
-  assert losses[0] == weighted_cross_entropy(rounded.astype(jnp.float32), targets, weights=weights)[0]
+  loss, *_ = weighted_sums(rounded, targets, weights)
+  assert loss.dtype == jnp.float32
+  assert loss == weighted_sums(rounded.astype(jnp.float32), targets, weights)[0]
 
 
 REAL = LossNormalizingFactor.NUM_REAL_TARGET_TOKENS
@@ -165,7 +169,7 @@ def test_losses_and_gradients_are_t5xs(case, arrays):
   # What T5X calls z_loss is divided, as its loss is.
   shares = normalized_weights(batch, factor)
   targets = batch["decoder_target_tokens"]
-  _, z_loss, _ = weighted_cross_entropy(jnp.asarray(arrays["logits"]), targets, weights=shares, **options)
+  _, z_loss, _ = weighted_sums(jnp.asarray(arrays["logits"]), targets, shares, **options)
   assert float(z_loss) == pytest.approx(case["z_loss_term"], rel=2e-6, abs=1e-12)
 
 
@@ -194,12 +198,12 @@ def test_packed_examples_begin_at_positions_of_0_and_end_with_padding():
   np.testing.assert_allclose(normalized_weights(batch, PER_SEQUENCE), expected, rtol=1e-6)
 
 
-def test_the_smoothing_constant_is_subtracted_before_weights(arrays):
+def test_the_smoothing_constant_is_subtracted_before_weights():
   """Half the weight is half the loss, constant included: a target hit as smoothly as can be loses nothing."""
   distribution = jnp.full((1, 1, 5), 0.025).at[0, 0, 2].set(0.9)
   for weight in (1.0, 0.5):
-    loss, _, _ = weighted_cross_entropy(
-      jnp.log(distribution), jnp.array([[2]]), weights=jnp.array([[weight]]), label_smoothing=0.1
+    loss, *_ = weighted_sums(
+      jnp.log(distribution), jnp.array([[2]]), jnp.array([[weight]]), label_smoothing=0.1
     )
     assert float(loss) == pytest.approx(0.0, abs=1e-6)
 
