@@ -1,7 +1,8 @@
 """Attention of queries to keys and values, by one of several implementations.
 
-All add the mask to the logits as -1e10, as T5X does, so that a query without any key gets the mean of all
-values; and all multiply by factors of dropout after the softmax, without normalizing anew.
+`reference` and `xla` add the mask to the logits as -1e10, as T5X does, so that a query without any key gets
+the mean of all values; cuDNN has a mask of its own. All multiply by factors of dropout after the softmax,
+without normalizing anew.
 """
 
 from typing import Any
@@ -44,8 +45,9 @@ def attend(
     value: like key.
     mask: (rows, 1, query_length, key_length) bool, False at keys that a query must not see.
     bias: (1 or rows, heads, query_length, key_length) float, added to the logits.
-    weight_dropout: factors of the attention weights, (rows, heads, 1, key_length), or a number.
-    float32_logits: whether `reference` computes logits and softmax in float32 where the dtype is smaller.
+    weight_dropout: factors of the attention weights, (rows, heads, 1, key_length), or one number for all.
+    float32_logits: whether `reference` computes logits and softmax in float32 where the dtype is smaller; the
+      others always do.
     implementation: one of IMPLEMENTATIONS.
 
   Returns:
@@ -58,8 +60,8 @@ def attend(
   if implementation == "reference":
     return _reference(query, key, value, additive, weight_dropout, float32_logits)
   # One mask of dropout serves all queries, so the values can be multiplied in the place of the weights.
-  if isinstance(weight_dropout, jax.Array):
-    value = value * weight_dropout.transpose(0, 3, 1, 2)
+  factors = jnp.asarray(weight_dropout, value.dtype)
+  value = value * (factors.transpose(0, 3, 1, 2) if factors.ndim else factors)
   if implementation == "xla":
     bias = additive.astype(jnp.float32)
     return jax.nn.dot_product_attention(query, key, value, bias, scale=1.0, implementation="xla")
@@ -76,6 +78,17 @@ def cudnn_without_gradient() -> AnystepError:
     expected="reference or xla, since cuDNN gives a bias that serves all rows no gradient",
     got="cudnn",
     fix="set attention_implementation = 'xla'; cudnn is for cross_attention_implementation",
+  )
+
+
+def cudnn_in_float32(dtype: Any) -> AnystepError:
+  """Return the refusal of cuDNN for activations that it does not compute with."""
+  return AnystepError(
+    ExitCode.CONFIG,
+    "attention_implementation",
+    expected="activations in bfloat16 or float16 for cudnn",
+    got=str(dtype),
+    fix="set dtype = 'bfloat16', or cross_attention_implementation = 'xla'",
   )
 
 

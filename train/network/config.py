@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from anystep.limits import is_count, is_number
 from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
 from anystep.train.network.attention import MultiHeadAttention
-from anystep.train.network.attention_functions import IMPLEMENTATIONS, cudnn_without_gradient
+from anystep.train.network.attention_functions import (
+  IMPLEMENTATIONS,
+  cudnn_in_float32,
+  cudnn_without_gradient,
+)
 from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation, dense
 from anystep.train.network.relative_positions import RelativePositionBiases
 from anystep.train.partitioning.rules import constrain
@@ -32,7 +36,8 @@ class LayerConfig(abc.ABC):
     dropout_rate: share of activations dropped in training; 0 for pretraining T5.1.1, 0.1 for finetuning.
     logits_via_embedding: whether the logits come from the embedding table (T5 1.0) rather than from a
       kernel of their own (T5.1.1).
-    float32_attention_logits: whether attention logits are float32 where dtype is smaller.
+    float32_attention_logits: whether attention logits are float32 where dtype is smaller, as they always are
+      with other implementations than `reference`.
     attention_implementation: of self-attention, see `attention_functions.attend`; its bias is learned, so
       cudnn is refused.
     embedding_lookup: see `layers.Embedding`.
@@ -157,6 +162,9 @@ class EncoderDecoderConfig(LayerConfig, abc.ABC):
     num_decoder_layers: number of layers of the decoder.
     cross_attention_implementation: of the decoder's attention to the encoder, see
       `attention_functions.attend`.
+
+  Raises:
+    AnystepError: 78 `attention_implementation` for cudnn with a dtype that it does not compute with.
   """
 
   num_encoder_layers: int = 8
@@ -166,3 +174,5 @@ class EncoderDecoderConfig(LayerConfig, abc.ABC):
   def __post_init__(self):
     super().__post_init__()
     self.check_name("cross_attention_implementation", IMPLEMENTATIONS)
+    if self.cross_attention_implementation == "cudnn" and self.dtype not in (jnp.bfloat16, jnp.float16):
+      raise cudnn_in_float32(self.dtype)

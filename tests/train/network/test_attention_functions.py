@@ -33,6 +33,7 @@ def inputs(dtype=jnp.float32):
 def by_definition(arrays, mask):
   """In float64, element by element."""
   query, key, value, bias, dropout = (np.asarray(array, np.float64) for array in arrays.values())
+  dropout = np.broadcast_to(dropout, (ROWS, HEADS, 1, KEYS))
   attended = np.zeros((ROWS, QUERIES, HEADS, HEAD_DIM))
   for row, head, at in np.ndindex(ROWS, HEADS, QUERIES):
     logits = key[row, :, head] @ query[row, at, head] + bias[0, head, at]
@@ -44,8 +45,10 @@ def by_definition(arrays, mask):
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
-def test_attention_is_its_definition(implementation):
+@pytest.mark.parametrize("dropout", [{}, {"weight_dropout": 0.5}], ids=["by key", "one number"])
+def test_attention_is_its_definition(implementation, dropout):
   arrays, mask = inputs()
+  arrays |= dropout
   found = jax.jit(attend, static_argnames="implementation")(
     **arrays, mask=mask, implementation=implementation
   )
@@ -112,4 +115,6 @@ def test_a_config_that_would_leave_biases_untrained_is_refused():
   with pytest.raises(AnystepError) as refused:
     T5Config(vocab_size=8, attention_implementation="cudnn")
   assert refused.value.kind == "attention_implementation"
-  assert T5Config(vocab_size=8, cross_attention_implementation="cudnn")
+  assert T5Config(vocab_size=8, cross_attention_implementation="cudnn", dtype="bfloat16")
+  with pytest.raises(AnystepError, match="bfloat16 or float16 for cudnn"):
+    T5Config(vocab_size=8, cross_attention_implementation="cudnn")
