@@ -30,6 +30,8 @@ _NOT_RECORDED: Mapping[str, Any] = {
   "max_parameter_scale": None,
   "skip_nan_updates": False,
 }
+# Arguments with limits for which None is no value.
+_NEVER_NONE = ("decay_rate", "min_dim_size_to_factor", "epsilon1", "epsilon2")
 
 
 class AdafactorState(NamedTuple):
@@ -183,9 +185,11 @@ class _Settings:
       "epsilon2": (self.epsilon2, 0.0, math.inf),
       "global_norm_clip_threshold": (self.global_norm_clip_threshold, 0.0, math.inf),
       "max_parameter_scale": (self.max_parameter_scale, 0.0, math.inf),
+      "weight_decay_rate_lr_exponent": (self.weight_decay_rate_lr_exponent, 0.0, math.inf),
     }
     for name, (value, least, most) in limits.items():
-      if value is not None and not is_number(value, least=least, most=most):
+      may_be_none = value is None and name not in _NEVER_NONE
+      if not may_be_none and not is_number(value, least=least, most=most):
         bound = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
         raise _bad_argument(name, f"a number {bound}", value)
     if not isinstance(self.learning_rate, (int, float)) and not callable(self.learning_rate):

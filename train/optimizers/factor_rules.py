@@ -50,6 +50,7 @@ class Factoring:
   Attributes:
     averaged: axes over which the root mean squares of clipping and parameter scale run: all but batches.
     rows, columns: axes of which only means are kept of the second moments; both empty if it is not factored.
+      Each place along the other axes has means of its own.
   """
 
   averaged: tuple[int, ...]
@@ -110,12 +111,16 @@ class FactorRules:
       names = None if rule == BY_SIZE else [_SPELLINGS[_lower(name)] for name in rule]
     elif self.logical_factor_rules is not None and axes is not None:
       names = [self._of_axis(path, axis) for axis in axes]
+      if {"row", "column", "none"} <= set(names):
+        raise _bad_rule(
+          path, shape, names, "row, column or batch for each axis of a parameter that is factored"
+        )
     else:
       names = None
     if names is not None and len(names) != len(shape):
       raise _bad_rule(path, shape, names, f"a rule for each of its {len(shape)} axes")
     if names is not None and (len(shape) > 2 or "batch" in names):
-      return _by_name(path, shape, names)
+      return _by_name(names)
     if len(shape) > 2:
       raise _bad_rule(path, shape, axes, "logical axes that logical_factor_rules name, or a factor_map")
     return self._by_size(shape)
@@ -142,14 +147,12 @@ class FactorRules:
     return Factoring(averaged, (row,), (column,))
 
 
-def _by_name(path: str, shape: tuple[int, ...], names: Sequence[AxisRule]) -> Factoring:
+def _by_name(names: Sequence[AxisRule]) -> Factoring:
   """Return the factoring of a parameter whose axes all have a rule."""
   axes = {rule: tuple(axis for axis, name in enumerate(names) if name == rule) for rule in set(names)}
   averaged = tuple(axis for axis, name in enumerate(names) if name != "batch")
   if "row" not in axes or "column" not in axes:
     return Factoring(averaged)
-  if "none" in axes:
-    raise _bad_rule(path, shape, names, "row, column or batch for each axis of a parameter that is factored")
   return Factoring(averaged, axes["row"], axes["column"])
 
 

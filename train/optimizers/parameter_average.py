@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.limits import is_number
 from anystep.train.optimizers.logical_axes import AxesTransformation, bind, check_transformation
 
 
@@ -41,7 +42,7 @@ def with_average(optimizer: optax.GradientTransformation, *, decay: float) -> op
     AnystepError: 78 `optimizer`.
   """
   check_transformation("with_average", optimizer)
-  if not 0.0 <= decay < 1.0:
+  if not is_number(decay, least=0.0) or decay >= 1.0:
     raise AnystepError(
       ExitCode.CONFIG,
       "optimizer",

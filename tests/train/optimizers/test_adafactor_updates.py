@@ -141,6 +141,20 @@ def test_before_the_step_offset_every_number_is_nan_as_in_t5x(count, skip_nan_up
   assert int(after.count) == count + 1
 
 
+def test_an_axis_that_is_not_factored_has_means_of_its_own():
+  """As along a batch axis, but for clipping and parameter scale, which are off here."""
+  rng = np.random.default_rng(0)
+  x, gradient = (jnp.asarray(rng.standard_normal((4, 3, 5)), jnp.float32) for _ in range(2))
+  results = []
+  for rule in ("none", "batch"):
+    options = {"multiply_by_parameter_scale": False, "clipping_threshold": None}
+    optimizer = adafactor(0.1, factor_map=[("", ("row", rule, "column"))], **options)
+    results.append(optimizer.update(gradient, optimizer.init(x), x))
+  _, state = results[0]
+  assert (state.v_row.shape, state.v_col.shape, state.v.shape) == ((4, 3), (3, 5), (1,))
+  jax.tree.map(np.testing.assert_array_equal, *results)
+
+
 def test_what_is_not_used_of_the_state_is_one_zero_and_means_are_split_as_their_parameter():
   model = t5x_cases.t5x_model("factored")
   optimizer, partitioner = adafactor(0.1), Partitioner(num_partitions=2)

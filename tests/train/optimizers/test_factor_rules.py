@@ -48,6 +48,8 @@ def test_nothing_is_factored_nor_kept_apart_where_factored_is_false():
   [
     (("row", "BATCH", "col"), (4, 3, 5), Factoring((0, 2), (0,), (2,))),
     (("unfactorized", "batch", None), (4, 3, 5), Factoring((0, 2))),
+    # Only logical rules must not leave an axis of a factored parameter out, as in T5X.
+    (("row", "none", "column"), (4, 3, 5), Factoring((0, 1, 2), (0,), (2,))),
     (None, (300, 3, 300), Factoring((0, 1, 2))),
     ("by_size", (300, 300), Factoring((0, 1), (0,), (1,))),
     # As for logical rules, the sides decide of two axes.
