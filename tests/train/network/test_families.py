@@ -92,6 +92,21 @@ def test_the_first_loss_is_t5xs(case):
   assert float(loss) == pytest.approx(expected["1"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+  "case",
+  ["t5_1_1", *(pytest.param(case, marks=pytest.mark.long) for case in ("decoder_only", "scalable_t5"))],
+)
+def test_initial_parameters_have_the_spread_of_t5xs(case):
+  ours = flatten_dict(t5x_model(case).initial_variables(jax.random.key(0))["params"], sep="/")
+  for name, values in flatten_dict(t5x_params(case), sep="/").items():
+    # Eight standard errors of the standard deviation of that many normal draws.
+    tolerance = 8 / np.sqrt(2 * values.size)
+    assert np.std(ours[name]) == pytest.approx(np.std(values), rel=tolerance), name
+    if "/wi_" in name or "logits" in name:
+      # Truncated at two standard deviations, then rescaled.
+      assert np.abs(ours[name]).max() < 2.3 / np.sqrt(values.shape[0]), name
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
   ("case", "options"),

@@ -1,10 +1,9 @@
-"""The network against T5X's numbers, and what its masks and its dropout promise."""
+"""Promises of the networks' masks, dropout and rounding; test_families.py has T5X's numbers."""
 
 import doctest
 import importlib
 import itertools
 import json
-import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,16 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax import linen as nn
 
+from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.network.attention import attention_mask
+from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
 from anystep.train.network.dropout import draw_dropout, layer_keys
+from anystep.train.network.layers import RMSNorm
 from anystep.train.network.relative_positions import relative_position_buckets
+from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-T5X = FIXTURES / "t5x_t5_1_1"
 SIZES = {
   "vocab_size": 384,
   "emb_dim": 64,
@@ -46,18 +48,24 @@ def strict_jax():
     yield
 
 
-def t5x_params(step):
-  with np.load(T5X / f"params_{step}.npz") as arrays:
-    return unflatten_dict(dict(arrays), sep="/")
-
-
-def t5x_batch(step):
-  with np.load(T5X / "batches.npz") as arrays:
-    return {name: jnp.asarray(arrays[name][8 * step : 8 * step + 8]) for name in arrays}
-
-
 def tiny_model(**overrides):
   return EncoderDecoderModel(Transformer(T5Config(**TINY | overrides)))
+
+
+TINY_MODELS = {
+  "t5": lambda: tiny_model(dropout_rate=0.1),
+  "scalable_t5": lambda: EncoderDecoderModel(
+    ScalableTransformer(ScalableT5Config(**TINY, dropout_rate=0.1, scan_layers=False))
+  ),
+  "decoder_only": lambda: DecoderOnlyModel(
+    DecoderWrapper(
+      DecoderConfig(
+        **{name: size for name, size in TINY.items() if "coder" not in name}, num_layers=1, dropout_rate=0.1
+      )
+    )
+  ),
+}
+FAMILIES = tuple(TINY_MODELS)
 
 
 def initial_params(model):
@@ -85,39 +93,6 @@ def logits(model, params, batch, **kwargs):
     )
 
   return jax.jit(apply)(params, batch)
-
-
-def test_parameters_have_t5x_names_shapes_and_axes():
-  pattern = r"Variable (\S+) .* shape \((.*?)\) "
-  t5x = {}
-  for name, dims in re.findall(pattern, (T5X / "model-info.txt").read_text()):
-    pairs = [dim.split("=") for dim in dims.split(", ")]
-    t5x[name] = tuple((axis, int(size)) for axis, size in pairs)
-
-  model = EncoderDecoderModel(Transformer(T5Config(**SIZES)))
-  shapes = flatten_dict(jax.eval_shape(model.initial_variables, jax.random.key(0))["params"], sep="/")
-  axes = flatten_dict(model.logical_axes()["params"], sep="/")
-  ours = {name: tuple(zip(axes[name], shapes[name].shape, strict=True)) for name in shapes}
-  assert ours == t5x
-
-
-def test_the_first_loss_is_t5xs():
-  model = EncoderDecoderModel(Transformer(T5Config(**SIZES)))
-  loss, metrics = jax.jit(model.loss_fn)(t5x_params(0), t5x_batch(0))
-  assert float(loss) == pytest.approx(935.1600341796875, rel=1e-6)
-  assert int(metrics["weight_sum"]) == int(np.sum(t5x_batch(0)["decoder_loss_weights"]))
-
-
-def test_initial_parameters_have_the_spread_of_t5xs():
-  model = EncoderDecoderModel(Transformer(T5Config(**SIZES)))
-  ours, t5x = (flatten_dict(tree, sep="/") for tree in (initial_params(model), t5x_params(0)))
-  for name, values in t5x.items():
-    # Eight standard errors of the standard deviation of that many normal draws.
-    tolerance = 8 / np.sqrt(2 * values.size)
-    assert np.std(ours[name]) == pytest.approx(np.std(values), rel=tolerance), name
-    assert ours[name].dtype == jnp.float32
-  largest = {name: np.abs(ours[name]).max() for name in ours if "/wi_" in name or "logits" in name}
-  assert max(largest.values()) < 2.3 / np.sqrt(64)  # truncated at two standard deviations, then rescaled
 
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (32, 100)])
@@ -293,7 +268,7 @@ def recorded_shapes(monkeypatch):
     calls.append(dict(shapes))
     return dict.fromkeys(shapes, 1.0)
 
-  for module in ("t5", "scalable_t5", "decoder_only"):
+  for module in FAMILIES:
     monkeypatch.setattr(f"anystep.train.network.{module}.draw_dropout", record)
   return calls
 
@@ -315,19 +290,25 @@ def test_masks_are_shared_where_t5xs_are(recorded_shapes):
   assert encoder_ends[1] == (6, TINY["emb_dim"])
 
 
-def test_every_place_where_t5_drops_out_does(recorded_shapes, monkeypatch):
-  model = tiny_model(dropout_rate=0.1)
+@pytest.mark.parametrize(
+  ("family", "decoder_layer"),
+  [
+    ("t5", ["weights", "attention", "cross_weights", "cross_attention", "hidden", "mlp"]),
+    pytest.param(
+      "scalable_t5",
+      ["weights", "attention", "cross_weights", "cross_attention", "hidden", "mlp"],
+      marks=pytest.mark.long,
+    ),
+    ("decoder_only", ["weights", "attention", "hidden", "mlp"]),
+  ],
+)
+def test_every_place_where_t5_drops_out_does(family, decoder_layer, recorded_shapes, monkeypatch):
+  model = TINY_MODELS[family]()
   params = initial_params(model)
   recorded_shapes.clear()
-  kept = logits(model, params, tiny_batch())
-  layer = ["weights", "attention", "hidden", "mlp"]
-  decoder_layer = ["weights", "attention", "cross_weights", "cross_attention", "hidden", "mlp"]
-  assert [list(call) for call in recorded_shapes] == [
-    ["first", "last"],
-    layer,
-    ["first", "last"],
-    decoder_layer,
-  ]
+  kept = jax.jit(model.logits)(params, tiny_batch())
+  encoder = [] if family == "decoder_only" else [["first", "last"], ["weights", "attention", "hidden", "mlp"]]
+  assert [list(call) for call in recorded_shapes] == [*encoder, ["first", "last"], decoder_layer]
 
   factors = {(call, place): 1.0 for call, shapes in enumerate(recorded_shapes) for place in shapes}
   traced = {}
@@ -336,12 +317,13 @@ def test_every_place_where_t5_drops_out_does(recorded_shapes, monkeypatch):
     call = next(calls)
     return {place: traced[call, place] for place in shapes}
 
-  monkeypatch.setattr("anystep.train.network.t5.draw_dropout", replay)
+  for module in FAMILIES:
+    monkeypatch.setattr(f"anystep.train.network.{module}.draw_dropout", replay)
 
   @jax.jit
   def logits_with(factors):
     traced.update(factors)
-    return logits(model, params, tiny_batch())
+    return model.logits(params, tiny_batch())
 
   for place in factors:
     calls = itertools.count()
@@ -350,30 +332,50 @@ def test_every_place_where_t5_drops_out_does(recorded_shapes, monkeypatch):
   np.testing.assert_allclose(logits_with(factors), kept, atol=1e-5)
 
 
-def test_t5_1_0_takes_its_logits_from_the_embedding():
-  model = tiny_model(logits_via_embedding=True, mlp_activations=("relu",))
+@pytest.mark.parametrize("via_embedding", [False, True])
+def test_final_logits_are_float32_products(via_embedding):
+  """Of kernels that are not rounded; T5 1.0's are of the embedding, divided by sqrt(emb_dim)."""
+  activations = ("relu",) if via_embedding else ("gelu", "linear")
+  model = tiny_model(dtype="bfloat16", logits_via_embedding=via_embedding, mlp_activations=activations)
   params = initial_params(model)
-  assert "logits_dense" not in params["decoder"]
-  assert set(params["decoder"]["layers_0"]["mlp"]) == {"wi", "wo"}
+  assert ("logits_dense" in params["decoder"]) is not via_embedding
+  assert set(params["decoder"]["layers_0"]["mlp"]) == {"wo"} | ({"wi"} if via_embedding else {"wi_0", "wi_1"})
 
   def is_norm(module, method):
     return module.name == "decoder_norm"
 
   found, state = logits(model, params, tiny_batch(), capture_intermediates=is_norm)
   (normed,) = state["intermediates"]["decoder"]["decoder_norm"]["__call__"]
-  table = params["token_embedder"]["embedding"]
-  np.testing.assert_allclose(
-    found, jnp.einsum("ble,ve->blv", normed, table) / np.sqrt(16), rtol=1e-4, atol=1e-5
-  )
+  if via_embedding:
+    kernel = np.asarray(params["token_embedder"]["embedding"], np.float64).T / np.sqrt(16)
+  else:
+    kernel = np.asarray(params["decoder"]["logits_dense"]["kernel"], np.float64)
+  assert (normed.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
+  np.testing.assert_allclose(found, np.asarray(normed, np.float64) @ kernel, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_rounds_before_it_scales():
+  """As T5X's does, and Linen's does not."""
+  rng = np.random.default_rng(0)
+  x, scale = rng.standard_normal((40, 64)), rng.standard_normal(64)
+  normalized = (x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)).astype(jnp.bfloat16)
+  expected = normalized * scale.astype(jnp.bfloat16)
+  params = {"params": {"scale": jnp.asarray(scale, jnp.float32)}}
+
+  def share_of_others(norm):
+    return np.mean(np.asarray(norm.apply(params, jnp.asarray(x, jnp.float32))) != expected)
+
+  assert share_of_others(RMSNorm(dtype=jnp.bfloat16)) < 0.01
+  with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    assert share_of_others(nn.RMSNorm(dtype=jnp.bfloat16)) > 0.1
 
 
 @pytest.mark.parametrize("float32_logits", [pytest.param(False, marks=pytest.mark.long), True])
 def test_bfloat16_keeps_parameters_and_logits_in_float32(float32_logits):
   model = tiny_model(dtype="bfloat16", float32_attention_logits=float32_logits, dropout_rate=0.1)
-  with jax.numpy_dtype_promotion("standard"):  # Linen's RMSNorm promotes bfloat16 to float32 unasked
-    params = initial_params(model)
-    dropped = logits(model, params, tiny_batch(), row_keys=row_keys(2))
-    rounded = logits(model, params, tiny_batch())
+  params = initial_params(model)
+  dropped = logits(model, params, tiny_batch(), row_keys=row_keys(2))
+  rounded = logits(model, params, tiny_batch())
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
   assert dropped.dtype == rounded.dtype == jnp.float32
   exact = logits(tiny_model(), params, tiny_batch())
