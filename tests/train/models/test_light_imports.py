@@ -1,4 +1,4 @@
-"""Models, networks and losses need neither TensorFlow nor SeqIO nor clu."""
+"""Models, networks, losses and optimizers need neither TensorFlow nor SeqIO nor clu."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from train_runs import ENVIRONMENT
 
 CODE = """
 import sys
-for name in ("tensorflow", "seqio", "clu", "apache_beam", "grain"):
+for name in ("tensorflow", "tensorflow_datasets", "seqio", "clu", "apache_beam", "grain"):
   sys.modules[name] = None  # importing it fails
 import importlib, pkgutil
 import anystep.train.models, anystep.train.network
@@ -16,6 +16,8 @@ for package in (anystep.train.models, anystep.train.network, anystep.train.optim
   for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
     importlib.import_module(f"{package.__name__}.{module.name}")
 import anystep.train.partitioning
+from anystep.train.optimizers import adafactor, by_parameter, chain, learning_rate_schedule, with_average
+by_parameter([("", with_average(chain([adafactor(learning_rate_schedule())]), decay=0.9))])
 """
 
 
