@@ -81,8 +81,8 @@ class Microbatches(abc.ABC):
     parts = jax.tree.map(lambda array: _split(array, self.num_microbatches, unit), rows)
 
     def add(sums: tuple[Any, Any], part: dict[str, Any]) -> tuple[tuple[Any, Any], Any]:
-      total, given = sums
-      computed = _gradients(model, params, part["batch"], part["rng"], given)
+      total, mutables = sums
+      computed = _gradients(model, params, part["batch"], part["rng"], mutables)
       total = jax.tree.map(jnp.add, total, _sums(computed))
       return (total, computed.mutables if self.passes_mutables else before), computed.mutables
 

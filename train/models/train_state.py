@@ -125,16 +125,16 @@ def make_train_step(
   def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     dropout_key = stream_key(root_key, "dropout", state.step)
     with split_activations():
-      found = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
-    updates, opt_state = optimizer.update(found.gradients, state.opt_state, state.params)
+      computed = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
+    updates, opt_state = optimizer.update(computed.gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = dict(found.metrics)
-    trees = {"gradient_norm": found.gradients, "update_norm": updates, "parameter_norm": state.params}
+    metrics = dict(computed.metrics)
+    trees = {"gradient_norm": computed.gradients, "update_norm": updates, "parameter_norm": state.params}
     for name, tree in trees.items():
       metrics |= norms_by_module(name, tree, norms_depth)
     # The rate of this update: as in T5X, that of the steps done before it.
     metrics |= {name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()}
-    return TrainState(state.step + 1, params, opt_state, found.mutables), metrics
+    return TrainState(state.step + 1, params, opt_state, computed.mutables), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 

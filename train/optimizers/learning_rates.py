@@ -71,7 +71,7 @@ def learning_rate_schedule(
     if not is_number(arguments[name]):
       raise _bad_argument(name, "a number", arguments[name])
 
-  known: dict[str, Callable[[jax.Array], jax.Array | float]] = {
+  factor_functions: dict[str, Callable[[jax.Array], jax.Array | float]] = {
     "constant": lambda t: base_learning_rate,
     "linear_warmup": lambda t: jnp.minimum(1.0, t / warmup_steps),
     "linear_decay": lambda t: (
@@ -86,13 +86,13 @@ def learning_rate_schedule(
   }
   names = [name.strip() for name in factors.split("*")]
   for name in names:
-    if name not in known:
+    if name not in factor_functions:
       raise AnystepError(
         ExitCode.CONFIG,
         "learning_rate",
-        expected=f"factors among {', '.join(known)}, with '*' between them",
+        expected=f"factors among {', '.join(factor_functions)}, with '*' between them",
         got=name,
-        nearest=find_nearest(name, known, limit=1),
+        nearest=find_nearest(name, factor_functions, limit=1),
         fix=f"correct {name!r} in {factors!r}",
       )
 
@@ -100,7 +100,7 @@ def learning_rate_schedule(
     t = jnp.maximum(0, jnp.asarray(step) - step_offset).astype(jnp.float32)
     rate = jnp.ones((), jnp.float32)
     for name in names:
-      rate *= known[name](t)
+      rate *= factor_functions[name](t)
     return jnp.maximum(rate, min_learning_rate)
 
   return record_maker(schedule, learning_rate_schedule, arguments)

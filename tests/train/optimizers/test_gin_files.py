@@ -84,6 +84,18 @@ def test_arguments_of_adafactor_are_written_as_t5xs(tmp_path):
   assert params["decoder"]["norm"]["scale"].shape == (4,)
 
 
+@pytest.mark.parametrize("way", ["WholeBatchGradients", "T5XMicrobatches"])
+def test_the_number_of_microbatches_is_that_of_either_way(way):
+  bindings = {
+    "MODEL_DIR": "'model'",
+    "NUM_MICROBATCHES": "2",
+    "trainer.Trainer.microbatches": f"@models.{way}()",
+  }
+  configuration.load_configuration(GinFiles.read([BASE], bindings))
+  microbatches = configuration.build(Trainer).microbatches
+  assert (type(microbatches).__name__, microbatches.num_microbatches) == (way, 2)
+
+
 @pytest.mark.parametrize(
   ("binding", "value", "kind"),
   [

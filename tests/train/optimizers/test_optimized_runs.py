@@ -18,7 +18,7 @@ from anystep.train import models
 from anystep.train import trainer
 
 trainer.Trainer.microbatches = @models.T5XMicrobatches()
-models.T5XMicrobatches.num_microbatches = 2
+NUM_MICROBATCHES = 2
 """
 
 
