@@ -79,7 +79,8 @@ def learning_rate_schedule(
     ),
     "rsqrt_decay": lambda t: jax.lax.rsqrt(jnp.maximum(t, warmup_steps)),
     "rsqrt_normalized_decay": lambda t: jnp.sqrt(warmup_steps / jnp.maximum(t, warmup_steps)),
-    "decay_every": lambda t: decay_factor ** jnp.floor(t / steps_per_decay),
+    # Not floor(t / steps): XLA multiplies by the rounded reciprocal, which is below k at t = k * steps.
+    "decay_every": lambda t: decay_factor ** (t // steps_per_decay),
     "cosine_decay": lambda t: (
       0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, t - warmup_steps) / steps_per_cycle % 1.0)))
     ),

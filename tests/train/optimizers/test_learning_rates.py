@@ -94,6 +94,14 @@ def test_factors_are_those_of_the_table(factors, step, expected):
     assert float(rate) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("steps_per_decay", [1, 41, 49, 61, 1000])
+def test_decay_every_decays_at_whole_multiples_of_its_steps(steps_per_decay):
+  schedule = learning_rate_schedule("decay_every", steps_per_decay=steps_per_decay, decay_factor=0.5)
+  steps = np.arange(20 * steps_per_decay)
+  rates = jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32))
+  np.testing.assert_allclose(rates, 0.5 ** (steps // steps_per_decay), rtol=1e-6)
+
+
 def test_steps_are_counted_from_the_offset():
   options = {"base_learning_rate": 1.0, "warmup_steps": 4}
   shifted = learning_rate_schedule("rsqrt_decay", step_offset=100, **options)
