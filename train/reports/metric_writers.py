@@ -1,4 +1,4 @@
-"""Where metrics go: TensorBoard, files of JSON lines, Weights & Biases."""
+"""Writers of metrics: TensorBoard, files of JSON lines, Weights & Biases."""
 
 from __future__ import annotations
 

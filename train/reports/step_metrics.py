@@ -14,7 +14,7 @@ _SUMS = ("loss", "z_loss", "weight_sum", "correct", "num_targets")
 
 
 class Waits(NamedTuple):
-  """What a step waited for on the host: its batch, and a save of the state before it; in seconds."""
+  """Seconds that a step waited on the host: for its batch, and for a save of the state before it."""
 
   input_seconds: float = 0.0
   save_seconds: float = 0.0
