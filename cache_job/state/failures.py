@@ -55,12 +55,12 @@ def make_failure(error: Exception, job: SplitJob, **where: object) -> AnystepErr
 
 @contextlib.contextmanager
 def silence_known_failures() -> Iterator[None]:
-  """Keep Beam from logging tracebacks of an `AnystepError` in this process: the parent prints the error."""
+  """Keep Beam from logging tracebacks of an `AnystepError` or of Ctrl-C: the parent prints those."""
   logger = logging.getLogger("apache_beam.runners.common")
 
   def is_news(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, AnystepError)
+    return not isinstance(error, (AnystepError, KeyboardInterrupt))
 
   logger.addFilter(is_news)
   try:

@@ -3,12 +3,20 @@
 import errno
 import pathlib
 
+import apache_beam as beam
 import pytest
 
 from anystep.cache_job.options import CacheOptions
-from anystep.cache_job.state.failures import locate_failure, make_failure, read_failure, report_failures
+from anystep.cache_job.runners.pipelines import start_pipeline
+from anystep.cache_job.state.failures import (
+  locate_failure,
+  make_failure,
+  read_failure,
+  report_failures,
+  silence_known_failures,
+)
 from anystep.cache_job.state.split_job import SplitJob, make_incomplete_error
-from anystep.errors import AnystepError
+from anystep.errors import AnystepError, ExitCode
 
 
 @pytest.fixture
@@ -64,3 +72,23 @@ def test_what_workers_did_not_leave_is_named_with_its_split(job):
   failure = make_failure(make_incomplete_error("t", "train", "d/spill", "a spill"), job)
   assert (failure.code, failure.kind) == (74, "job_incomplete")
   assert (failure.fields["path"], failure.fields["expected"]) == ("d/spill", "a spill")
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    pytest.param(KeyboardInterrupt(), id="Ctrl-C"),
+    pytest.param(AnystepError(ExitCode.IO, "disk_full", fix="make room"), id="ours"),
+    pytest.param(ZeroDivisionError("news"), id="news"),
+  ],
+)
+def test_beam_logs_no_traceback_of_what_the_parent_prints(error, caplog):
+  def fail(_):
+    raise error
+
+  def fill(pipeline):
+    _ = pipeline | beam.Create([1]) | beam.Map(fail)
+
+  with silence_known_failures(), pytest.raises(BaseException):  # noqa: B017, PT011
+    start_pipeline(fill, [], name="fails").wait_until_finish()
+  assert ("Traceback" in caplog.text) == isinstance(error, ZeroDivisionError)
