@@ -90,21 +90,24 @@ def find_average(opt_state: Any, params: Any) -> Any:
   """Return the average in an optimizer's state: a tree of float32 arrays, or of their shapes.
 
   Args:
-    opt_state: state of an optimizer that `with_average` made; it may be abstract.
+    opt_state: state of an optimizer that `with_average` made, or of a chain that ends with one; it may be
+      abstract.
     params: the parameters; they may be abstract.
 
   Raises:
-    AnystepError: 78 `parameter_average` if there is none, or not one of all parameters.
+    AnystepError: 78 `parameter_average` if there is none of all parameters, or something stands after it that
+      could change the updates that it knows.
   """
-  nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AverageState))
-  averages = [node.average for node in nodes if isinstance(node, AverageState)]
-  structures: list[Any] = [jax.tree.structure(average) for average in averages]
-  if structures != [jax.tree.structure(params)]:
+  while type(opt_state) is tuple and opt_state:
+    # The state of a chain.
+    opt_state = opt_state[-1]
+  average = opt_state.average if isinstance(opt_state, AverageState) else None
+  if average is None or jax.tree.structure(average) != jax.tree.structure(params):
     raise AnystepError(
       ExitCode.CONFIG,
       "parameter_average",
-      expected="an optimizer that keeps one average of all parameters",
-      got=f"{len(averages)} averages",
+      expected="with_average as the outermost optimizer, or the last one of a chain",
+      got=f"a state of {type(opt_state).__name__}" if average is None else "an average of other parameters",
       fix="make with_average the outermost optimizer, or set EVALUATE_AVERAGE = False",
     )
-  return averages[0]
+  return average

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from anystep.errors import AnystepError
-from anystep.train.optimizers import by_parameter, with_average
+from anystep.train.optimizers import by_parameter, chain, with_average
 from anystep.train.optimizers.parameter_average import averaged_parameters
 
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": {"c": jnp.array(3.0)}}
@@ -42,10 +42,17 @@ def test_the_average_is_kept_in_float32_and_read_in_the_parameters_dtype():
   [
     optax.sgd(0.1),
     by_parameter([("a", with_average(optax.sgd(0.1), decay=0.9)), ("", None)]),
+    chain([with_average(optax.sgd(0.1), decay=0.9), optax.scale(0.5)]),
+    optax.chain(with_average(optax.sgd(0.1), decay=0.9), optax.scale(0.5)),
   ],
-  ids=["none", "of some"],
+  ids=["none", "of some", "before another", "before another of optax"],
 )
-def test_there_must_be_one_average_of_all_parameters(optimizer):
+def test_the_average_is_of_all_parameters_and_nothing_stands_after_it(optimizer):
   with pytest.raises(AnystepError) as refused:
     averaged_parameters(optimizer.init(PARAMS), PARAMS)
   assert refused.value.kind == "parameter_average"
+
+
+def test_a_chain_may_end_with_the_average():
+  state = chain([optax.clip(1.0), with_average(optax.sgd(0.1), decay=0.9)]).init(PARAMS)
+  jax.tree.map(np.testing.assert_array_equal, averaged_parameters(state, PARAMS), PARAMS)
