@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
 from anystep.train.models.base import Batch, Metrics, Model
 from anystep.train.optimizers.learning_rates import find_learning_rates
@@ -126,7 +127,7 @@ def make_train_step(
     dropout_key = stream_key(root_key, "dropout", state.step)
     with split_activations():
       computed = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
-    updates, opt_state = optimizer.update(computed.gradients, state.opt_state, state.params)
+    updates, opt_state = _update(optimizer, computed.gradients, state)
     params = optax.apply_updates(state.params, updates)
     metrics = dict(computed.metrics)
     trees = {"gradient_norm": computed.gradients, "update_norm": updates, "parameter_norm": state.params}
@@ -153,3 +154,23 @@ def norms_by_module(name: str, tree: Any, depth: int) -> Metrics:
     squares[module] = squares.get(module, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
   norms = {module: jnp.sqrt(square) for module, square in squares.items()}
   return norms | {name: jnp.sqrt(sum(squares.values(), jnp.float32(0.0)))}
+
+
+def _update(optimizer: optax.GradientTransformation, gradients: Any, state: TrainState) -> tuple[Any, Any]:
+  """Return the optimizer's updates of the parameters, and its new state.
+
+  Raises:
+    AnystepError: 78 `optimizer` if it takes more than gradients, state and parameters, or an argument that it
+      was made with is none that it can compute with.
+  """
+  try:
+    return optimizer.update(gradients, state.opt_state, state.params)
+  except (TypeError, ValueError) as error:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "optimizer",
+      expected="an optimizer whose updates follow from gradients, its state and the parameters",
+      got=one_line(error),
+      fix="correct its arguments, or choose one without a line search; a schedule is called where a gin file"
+      " names it: @optax.cosine_decay_schedule()",
+    ) from error

@@ -176,13 +176,12 @@ class _Settings:
 
   def __post_init__(self):
     limits = {
-      "beta1": (self.beta1, 0.0, 1.0),
       "decay_rate": (self.decay_rate, 0.0, math.inf),
-      "clipping_threshold": (self.clipping_threshold, 0.0, math.inf),
       "weight_decay_rate": (self.weight_decay_rate, 0.0, 1.0),
       "min_dim_size_to_factor": (self.min_dim_size_to_factor, 0, math.inf),
       "epsilon1": (self.epsilon1, 0.0, math.inf),
       "epsilon2": (self.epsilon2, 0.0, math.inf),
+      "weight_decay_rate_lr_exponent": (self.weight_decay_rate_lr_exponent, -math.inf, math.inf),
       "global_norm_clip_threshold": (self.global_norm_clip_threshold, 0.0, math.inf),
       "max_parameter_scale": (self.max_parameter_scale, 0.0, math.inf),
       "weight_decay_rate_lr_exponent": (self.weight_decay_rate_lr_exponent, 0.0, math.inf),
@@ -190,10 +189,17 @@ class _Settings:
     for name, (value, least, most) in limits.items():
       may_be_none = value is None and name not in _NEVER_NONE
       if not may_be_none and not is_number(value, least=least, most=most):
-        bound = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
-        raise _bad_argument(name, f"a number {bound}", value)
-    if not isinstance(self.learning_rate, (int, float)) and not callable(self.learning_rate):
-      raise _bad_argument("learning_rate", "a number or a function of the step", self.learning_rate)
+        bound = f" from {least} to {most}" if most < math.inf else f" of at least {least}"
+        raise _bad_argument(name, f"a number{bound if least > -math.inf else ''}", value)
+    # A beta1 of 1 or a threshold of 0 would let no parameter change.
+    if self.beta1 is not None and not (is_number(self.beta1, least=0.0) and self.beta1 < 1.0):
+      raise _bad_argument("beta1", "a number from 0 to below 1, or None", self.beta1)
+    threshold = self.clipping_threshold
+    if threshold is not None and not (is_number(threshold) and threshold > 0.0):
+      raise _bad_argument("clipping_threshold", "a number above 0, or None for no limit", threshold)
+    if not is_number(self.learning_rate, least=0.0) and not callable(self.learning_rate):
+      expected = "a number of at least 0, or a function of the step"
+      raise _bad_argument("learning_rate", expected, self.learning_rate)
     for name in ("factored", "skip_nan_updates"):
       if not isinstance(getattr(self, name), bool):
         raise _bad_argument(name, "True or False", getattr(self, name))
@@ -201,8 +207,9 @@ class _Settings:
       raise _bad_argument("step_offset", "a number of steps", self.step_offset)
     if self.dtype_momentum not in ("float32", "bfloat16", "float16"):
       raise _bad_argument("dtype_momentum", "float32, bfloat16 or float16", self.dtype_momentum)
-    if not isinstance(self.multiply_by_parameter_scale, bool):
-      self._scaled.index("")
+    if not all(isinstance(scaled, bool) for _, scaled in self._scaled.pairs):
+      expected = "True, False, or pairs of a regular expression and one of them"
+      raise _bad_argument("multiply_by_parameter_scale", expected, self.multiply_by_parameter_scale)
     rules = FactorRules(
       factored=self.factored,
       min_dim_size_to_factor=self.min_dim_size_to_factor,

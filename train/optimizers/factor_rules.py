@@ -75,6 +75,14 @@ class FactorRules:
     for pattern, rule in self._map.pairs:
       if rule is not None and rule != BY_SIZE:
         _check_spelling(f"factor_map, {pattern!r}", rule)
+    if not isinstance(self.logical_factor_rules, Mapping | None):
+      raise AnystepError(
+        ExitCode.CONFIG,
+        "optimizer",
+        expected="logical_factor_rules: a rule by logical axis",
+        got=self.logical_factor_rules,
+        fix="write {'embed': 'row', 'mlp': 'column'}",
+      )
     _check_spelling("logical_factor_rules", (self.logical_factor_rules or {}).values())
     if self.factor_map is not None and not self.factored:
       raise AnystepError(

@@ -54,7 +54,8 @@ def learning_rate_schedule(
     A function from a step (int or () int32) to a learning rate, () float32.
 
   Raises:
-    AnystepError: 78 `learning_rate` if a factor is unknown, or a number of steps is below 1.
+    AnystepError: 78 `learning_rate` if a factor is unknown, a number of steps is below 1, or a rate or factor
+      below 0.
 
   >>> schedule = learning_rate_schedule(base_learning_rate=1.0, warmup_steps=100)
   >>> [round(float(schedule(step)), 4) for step in (0, 100, 400)]
@@ -63,13 +64,18 @@ def learning_rate_schedule(
   # A run that resumes compares these values with its checkpoint's.
   arguments = dict(locals())
   if not isinstance(factors, str):
-    raise _bad_argument("factors", "names with '*' between them", factors)
+    fix = (
+      "correct factors; as a learning rate write @learning_rates.learning_rate_schedule(), with parentheses"
+    )
+    raise _bad_argument("factors", "names with '*' between them", factors, fix=fix)
   for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
     if not is_number(arguments[name], least=1):
       raise _bad_argument(name, "a number of at least 1", arguments[name])
-  for name in ("base_learning_rate", "decay_factor", "step_offset", "min_learning_rate"):
-    if not is_number(arguments[name]):
-      raise _bad_argument(name, "a number", arguments[name])
+  for name in ("base_learning_rate", "decay_factor", "min_learning_rate"):
+    if not is_number(arguments[name], least=0):
+      raise _bad_argument(name, "a number of at least 0", arguments[name])
+  if not is_number(step_offset):
+    raise _bad_argument("step_offset", "a number", step_offset)
 
   factor_functions: dict[str, Callable[[jax.Array], jax.Array | float]] = {
     "constant": lambda t: base_learning_rate,
@@ -107,9 +113,9 @@ def learning_rate_schedule(
   return record_maker(schedule, learning_rate_schedule, arguments)
 
 
-def _bad_argument(name: str, expected: str, got: object) -> AnystepError:
+def _bad_argument(name: str, expected: str, got: object, *, fix: str | None = None) -> AnystepError:
   return AnystepError(
-    ExitCode.CONFIG, "learning_rate", expected=f"{name}: {expected}", got=got, fix=f"correct {name}"
+    ExitCode.CONFIG, "learning_rate", expected=f"{name}: {expected}", got=got, fix=fix or f"correct {name}"
   )
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from anystep.errors import AnystepError
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
+from anystep.train.models.train_state import TrainState, make_train_step
 from anystep.train.network.t5 import T5Config, Transformer
+from anystep.train.optimizers import adafactor, learning_rate_schedule
 
 MODULE = Transformer(
   T5Config(
@@ -153,3 +155,21 @@ def test_an_optimizer_that_was_not_called_is_refused():
   with pytest.raises(AnystepError) as refused:
     EncoderDecoderModel(MODULE, optimizer_def=optax.adamw)
   assert refused.value.kind == "optimizer"
+
+
+@pytest.mark.parametrize(
+  ("optimizer", "kind", "text"),
+  [
+    (optax.lbfgs(), "optimizer", "value_fn"),
+    (optax.sgd("0.1"), "optimizer", "TypeError"),
+    (optax.sgd(optax.warmup_cosine_decay_schedule), "optimizer", "peak_value"),
+    (adafactor(learning_rate_schedule), "learning_rate", "learning_rate_schedule(), with parentheses"),
+  ],
+)
+def test_an_optimizer_that_cannot_compute_updates_is_refused(params, optimizer, kind, text):
+  step = make_train_step(EncoderDecoderModel(MODULE), optimizer, root_key=jax.random.key(0))
+  state = jax.eval_shape(lambda: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)))
+  with pytest.raises(AnystepError) as refused:
+    step.eval_shape(state, BATCH)
+  assert refused.value.kind == kind
+  assert text in str(refused.value)

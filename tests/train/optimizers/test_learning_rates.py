@@ -119,7 +119,7 @@ def test_steps_are_counted_from_the_offset():
       {"expected": "warmup_steps: a number of at least 1", "got": 0},
     ),
     ({"steps_per_decay": None}, {"expected": "steps_per_decay: a number of at least 1"}),
-    ({"base_learning_rate": "0.1"}, {"expected": "base_learning_rate: a number"}),
+    ({"base_learning_rate": "0.1"}, {"expected": "base_learning_rate: a number of at least 0"}),
     ({"factors": None}, {"expected": "factors: names with '*' between them"}),
   ],
 )
