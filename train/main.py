@@ -62,7 +62,7 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   from rich.console import Console
 
   from anystep.train.configuration.configuration import configuration_text
-  from anystep.train.runs.placement import describe_placement
+  from anystep.train.runs.placement import describe_placement, trace_step
 
   # The data cannot be checked before its caches exist.
   if _print_missing_data(trainer, values):
@@ -70,7 +70,15 @@ def _dry_run(trainer: Trainer, values: flags.FlagValues) -> None:
   else:
     prepared = trainer.prepare(accept_changes=values.accept_change)
     _report_cuts(prepared)
-    Console().print(describe_placement(prepared.place()))
+    placement = prepared.place()
+    Console().print(describe_placement(placement))
+    trace_step(
+      trainer.model,
+      prepared.data,
+      placement,
+      partitioner=trainer.partitioner,
+      microbatches=trainer.microbatches,
+    )
     start = prepared.describe_start()
   print(configuration_text())
   print(f"# would train from {start} to step {trainer.total_steps} in {trainer.model_dir}")

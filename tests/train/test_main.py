@@ -128,6 +128,19 @@ def test_what_rows_cut_is_said_before_training(lengths, cut, is_much, command, c
   assert ("WARNING: much of tiny_span_corruption train is cut" in said.err) == is_much
 
 
+@pytest.mark.parametrize(
+  ("bindings", "kind"),
+  [
+    ({"optimizers.adafactor.learning_rate": "@learning_rates.learning_rate_schedule"}, "learning_rate"),
+    ({"EVALUATE_AVERAGE": True}, "parameter_average"),
+  ],
+)
+def test_a_dry_run_finds_what_a_step_cannot_compute(bindings, kind, command):
+  with pytest.raises(AnystepError) as refused:
+    main.main([*command(**bindings), "--dry_run"])
+  assert refused.value.kind == kind
+
+
 def test_the_program_ends_with_the_status_and_one_line_on_stderr(monkeypatch, capsys):
   monkeypatch.setattr(sys, "argv", ["anystep-train", "--gin_file=nowhere.gin"])
   with pytest.raises(SystemExit) as ended:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import re
 import sys
+import traceback
 import types
 from typing import Any
 
@@ -64,7 +65,18 @@ def build(configurable: type) -> Any:
   except AnystepError:
     raise
   except Exception as error:
-    raise gin_value_error(error) from error
+    raise gin_value_error(error, **_locate(error)) from error
+
+
+def _locate(error: Exception) -> dict[str, str]:
+  """Return the file and line in the user's own code that an exception came from; nothing if there is none."""
+  places = [
+    f"{frame.f_code.co_filename}:{line}"
+    for frame, line in traceback.walk_tb(error.__traceback__)
+    if frame.f_globals.get("__name__", "").partition(".")[0] not in ("anystep", *sys.stdlib_module_names)
+    and "site-packages" not in frame.f_code.co_filename
+  ]
+  return {"at": places[-1]} if places else {}
 
 
 def configuration_text() -> str:

@@ -29,6 +29,8 @@ _WITHOUT_CONSTANTS = ("anystep", "gin", "seqio")
 _MAX_GIN_BYTES = 1 << 24
 # What Python's parser says of a word without quotes, with the address of an object.
 _OBJECT = re.compile(r"malformed node or string[^<]*<[^>]*>\s*")
+# What gin says of a value `%NAME` that nothing sets.
+_UNSET_MACRO = re.compile(r"TypeError: macro\(\) missing .* in scope '([^']*)'")
 _WORD = re.compile(r"[^\s'\"\[\]{}()%@=]+\Z")
 
 
@@ -165,7 +167,8 @@ class GinFiles:
         ExitCode.CONFIG,
         "gin_required",
         expected=f"values for {', '.join(missing)}",
-        fix=f"set them in a gin file, or add {' '.join(f'--gin.{name}=…' for name in missing)}",
+        fix=f"set them in a gin file after the one that requires them, or add"
+        f" {' '.join(f'--gin.{name}=…' for name in missing)}",
       )
 
   def _check_macros(self) -> None:
@@ -238,6 +241,8 @@ def gin_binding_error(name: str, value: str, error: Exception, **fields: object)
     fix = f"put quotes around the text, and quotes for the shell around those: --gin.{name}=\"'{value}'\""
   if fields:
     fix = f"correct --gin.{name}"
+  if "No configurable matching reference" in str(error):
+    fix = "write it in a gin file that imports the module of what the value names"
   return AnystepError(
     ExitCode.CONFIG,
     "gin_binding",
@@ -247,10 +252,18 @@ def gin_binding_error(name: str, value: str, error: Exception, **fields: object)
   )
 
 
-def gin_value_error(error: Exception) -> AnystepError:
-  """Return the error 78 `gin_value` for what building an object of the configuration raised."""
-  fix = "correct the value in the gin file or flag"
-  return AnystepError(ExitCode.CONFIG, "gin_value", got=one_line(error), fix=fix)
+def gin_value_error(error: Exception, **fields: object) -> AnystepError:
+  """Return the error for what building an object of the configuration raised.
+
+  It is 78 `gin_value`, or `gin_required` where a value `%NAME` is named that nothing sets.
+  """
+  got = one_line(error)
+  if unset := _UNSET_MACRO.match(got):
+    fix = f"write {unset[1]} = … in a gin file, or correct the name"
+    return AnystepError(ExitCode.CONFIG, "gin_required", expected=f"a value for {unset[1]}", fix=fix)
+  return AnystepError(
+    ExitCode.CONFIG, "gin_value", **fields, got=got, fix="correct the value in the gin file or flag"
+  )
 
 
 def _are_same(selector: str, known: str) -> bool:

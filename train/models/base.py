@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ Tree = Any
 """Nested dicts of arrays."""
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+REPORTED_SUMS = ("loss", "z_loss", "weight_sum", "correct", "num_targets")
 
 
 @runtime_checkable
@@ -73,6 +75,22 @@ class Model(Protocol):
       token_scores: (rows, length) float32, the log-likelihood of each target times its weight.
       predictions: (rows, length) int32, the likeliest token after the targets before it.
     """
+
+
+def check_model(value: object) -> None:
+  """Refuse what is no model, such as a class that was not called.
+
+  Raises:
+    ValueError: names what a model has and this lacks.
+  """
+  if isinstance(value, type):
+    raise ValueError(
+      f"model: expected a model, as @models.EncoderDecoderModel() with parentheses, got {value}"
+    )
+  names = [name for name in vars(Model) if not name.startswith("_")]
+  missing = [name for name in names if inspect.getattr_static(value, name, names) is names]
+  if missing:
+    raise ValueError(f"model: expected a model, got {value!r:.200}, which has no {', '.join(missing)}")
 
 
 @runtime_checkable

@@ -28,6 +28,15 @@ from anystep.train.optimizers.parameter_patterns import ParameterPatterns, param
 
 # Flax's name for the logical axes of the parameters, from `flax.linen.partitioning.param_with_axes`.
 _AXES = "params_axes"
+# What the converters make of `inputs` and `targets`; encoder_* of encoder-decoders alone.
+_FEATURES = (
+  "encoder_input_tokens",
+  "decoder_input_tokens",
+  "decoder_target_tokens",
+  "decoder_loss_weights",
+  "decoder_causal_attention",
+  *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("segment_ids", "positions")),
+)
 _FLAGS = {"train": True, "deterministic": False, "enable_dropout": True, "use_running_average": False}
 
 
@@ -54,7 +63,8 @@ class FlaxModel(TeacherForcedModel):
     vocabulary: vocabulary of inputs and targets; the trainer compares it with the tasks'.
     feature_converter: converter from the task's features; None for `EncoderDecoderConverter` where the module
       names `encoder_input_tokens`, else `DecoderConverter`.
-    input_shapes: shapes of features, for modules whose parameters depend on them; (1, 1) for others.
+    input_shapes: shapes of features that the module names, for one whose parameters depend on the length;
+      (1, 1) for others.
     logical_axes_by_path: pairs of a regular expression and the axes' names, such as ('.*/kernel',
       ('embed', 'mlp')); the first expression that matches the whole path of a variable counts, as in
       'params/dense/kernel'.
@@ -62,8 +72,9 @@ class FlaxModel(TeacherForcedModel):
       for a module with mutable collections all rows of a batch, whose statistics are then the batch's.
 
   Raises:
-    ValueError: the module is no Linen module.
-    AnystepError: 78 `rows_per_key`, `parameter_pattern`.
+    ValueError: the module is no Linen module, or input_shapes are not shapes of its features.
+    AnystepError: 78 `rows_per_key`, `parameter_pattern`; from methods 78 `module`, if what the module takes,
+      returns or has as parameters is not what a model needs.
   """
 
   module: nn.Module
@@ -79,10 +90,17 @@ class FlaxModel(TeacherForcedModel):
       raise _bad_rows("a whole number of at least 1, or None", self.rows_per_key)
     # Refuses what is no list of pairs with regular expressions.
     ParameterPatterns("logical_axes_by_path", self.logical_axes_by_path)
+    for pattern, axes in self.logical_axes_by_path:
+      _check_axes_form(pattern, axes)
     if not isinstance(self.module, nn.Module):
       raise ValueError(f"FlaxModel.module: expected a Linen module, got {self.module!r}")
     if not isinstance(self.input_shapes, Mapping):
       raise ValueError(f"FlaxModel.input_shapes: expected shapes by feature, got {self.input_shapes!r}")
+    for name, shape in self.input_shapes.items():
+      if name not in self._arguments or not _is_shape(shape):
+        names = ", ".join(name for name in self._arguments if name != "self")
+        expected = f"shapes, as (1, 512), of features among {names}"
+        raise ValueError(f"FlaxModel.input_shapes: expected {expected}; got {name}: {shape!r}")
     if self.feature_converter is None:
       both = "encoder_input_tokens" in self._arguments
       converter = EncoderDecoderConverter() if both else DecoderConverter()
@@ -98,17 +116,23 @@ class FlaxModel(TeacherForcedModel):
     """See `base.Model`.
 
     Raises:
-      ValueError: the module does not return logits.
+      AnystepError: 78 `module` if the module does not return logits.
     """
     logits = jax.eval_shape(lambda: self._initialize(jax.random.key(0))[0])
     if not isinstance(logits, jax.ShapeDtypeStruct) or len(logits.shape) != 3:
-      expected = "logits, (rows, length, vocab_size)"
-      raise ValueError(f"{type(self.module).__name__}: expected that it returns {expected}; got {logits}")
+      raise self._unfit(
+        expected="that it returns logits, (rows, length, vocab_size)",
+        got=logits,
+        fix="let its __call__ return the logits alone",
+      )
     return logits.shape[2]
 
   def initial_variables(self, rng: jax.Array) -> dict[str, Tree]:
     """See `base.Model`."""
-    return nn.unbox(_without_axes(self._boxed_variables(rng)))
+    variables = nn.unbox(_without_axes(self._boxed_variables(rng)))
+    if "params" not in variables:
+      raise self._unfit(expected="a module with parameters", got="none", fix="train another module")
+    return variables
 
   def logical_axes(self) -> dict[str, Tree]:
     """See `base.Model`."""
@@ -130,9 +154,18 @@ class FlaxModel(TeacherForcedModel):
           nearest=find_nearest(pattern, paths),
           fix="correct it, or leave it out",
         )
-    return jax.tree.unflatten(
-      treedef, [self._axes_of(path, spec) for path, (_, spec) in zip(paths, leaves, strict=True)]
-    )
+    named = [self._axes_of(path, spec) for path, (_, spec) in zip(paths, leaves, strict=True)]
+    variables = jax.tree.leaves(nn.unbox(_without_axes(boxed)))
+    for path, axes, variable in zip(paths, named, variables, strict=True):
+      if len(axes) not in (0, variable.ndim):
+        raise self._unfit(
+          variable=path,
+          shape=variable.shape,
+          expected=f"names of {variable.ndim} logical axes",
+          got=tuple(axes),
+          fix="correct logical_axes_by_path, or the names that the module gives",
+        )
+    return jax.tree.unflatten(treedef, named)
 
   def logits(self, params: Tree, batch: Batch, row_keys: jax.Array | None = None) -> jax.Array:
     """See `TeacherForcedModel`: for modules without mutable collections."""
@@ -206,7 +239,7 @@ class FlaxModel(TeacherForcedModel):
     mutable: tuple[str, ...],
   ) -> tuple[jax.Array, Mapping[str, Tree]]:
     """Return the module's logits for all rows at once, and the changed collections."""
-    with _unsharded():
+    with _unsharded(), nn.intercept_methods(functools.partial(_set_mode, training)):
       logits, changed = self.module.apply(
         variables, **self._keywords(batch, training=training), rngs=dict(rngs), mutable=list(mutable)
       )
@@ -216,7 +249,7 @@ class FlaxModel(TeacherForcedModel):
     """Return the module's arguments: features and the flags of training.
 
     Raises:
-      ValueError: an argument without a default is no feature of the batch.
+      AnystepError: 78 `module` if an argument without a default is no feature of the batch.
     """
     keywords: dict[str, Any] = {}
     for name, parameter in self._arguments.items():
@@ -225,7 +258,11 @@ class FlaxModel(TeacherForcedModel):
       elif name in _FLAGS:
         keywords[name] = _FLAGS[name] is training
       elif name != "self" and parameter.default is parameter.empty and parameter.kind in _REQUIRED:
-        raise ValueError(f"{type(self.module).__name__}: its argument {name} is no feature of {tuple(batch)}")
+        raise self._unfit(
+          expected="arguments that are features of its batches, or have defaults",
+          got=name,
+          fix=f"name some of {', '.join(_FEATURES)}; segment ids and positions are in packed rows alone",
+        )
     return keywords
 
   def _boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
@@ -238,7 +275,7 @@ class FlaxModel(TeacherForcedModel):
     names = [name for name in features if name.endswith(("_tokens", "_ids", "_positions", "_attention"))]
     batch = {name: jnp.zeros(tuple(self.input_shapes.get(name, (1, 1))), jnp.int32) for name in names}
     rngs = dict(zip(("params", "dropout"), jax.random.split(rng), strict=True))
-    with _unsharded():
+    with _unsharded(), nn.intercept_methods(functools.partial(_set_mode, False)):
       return self.module.init_with_output(rngs, **self._keywords(batch, training=False))
 
   def _axes_of(self, path: str, spec: PartitionSpec) -> PartitionSpec:
@@ -246,6 +283,12 @@ class FlaxModel(TeacherForcedModel):
       if re.fullmatch(pattern, path):
         return PartitionSpec(*axes)
     return spec
+
+  def _unfit(self, *, fix: str, **fields: object) -> AnystepError:
+    module: Any = self.module
+    kind = module.nnx_class if isinstance(module, nnx.bridge.ToLinen) else type(module)
+    name = getattr(kind, "__name__", repr(kind))
+    return AnystepError(ExitCode.CONFIG, "module", module=name, **fields, fix=fix)
 
 
 _REQUIRED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -263,6 +306,35 @@ def _bad_rows(expected: str, got: object) -> AnystepError:
 
 def _without_axes(variables: dict[str, Tree]) -> dict[str, Tree]:
   return {name: tree for name, tree in variables.items() if name != _AXES}
+
+
+def _check_axes_form(pattern: str, axes: object) -> None:
+  """Refuse what is no tuple of names; a text alone would be taken for as many names as it has letters."""
+  if not (isinstance(axes, (list, tuple)) and all(isinstance(axis, str | None) for axis in axes)):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "parameter_pattern",
+      expected=f"in logical_axes_by_path, a tuple of axes' names or None for {pattern!r}",
+      got=repr(axes),
+      fix="write ('.*/kernel', ('embed', 'mlp'))",
+    )
+
+
+def _is_shape(value: object) -> bool:
+  return isinstance(value, (list, tuple)) and all(is_count(size, least=1) for size in value)
+
+
+def _set_mode(training: bool, call: Any, args: tuple, keywords: dict[str, Any], context: Any) -> Any:
+  """Let a bridged NNX module train or score: its dropout and batch norms go by attributes."""
+  is_call = isinstance(context.module, nnx.bridge.ToLinen) and context.method_name == "__call__"
+  if is_call and keywords.get("nnx_method") is None:
+
+    def call_in_mode(module: nnx.Module, *args: Any, **keywords: Any) -> Any:
+      module.train() if training else module.eval()
+      return module(*args, **keywords)
+
+    keywords = {**keywords, "nnx_method": call_in_mode}
+  return call(*args, **keywords)
 
 
 def _unsharded() -> contextlib.AbstractContextManager:

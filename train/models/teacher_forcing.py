@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from anystep.features.converters import EncoderDecoderConverter, FeatureConverter
 from anystep.limits import is_number
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.losses import (
@@ -120,16 +122,27 @@ class NetworkModel(TeacherForcedModel):
     module: the network; its `config` has the size of the vocabulary.
 
   Raises:
-    ValueError: the module has no such config.
+    ValueError: the module has no such config, or another network's, or is a network of other features.
   """
+
+  feature_converter: ClassVar[FeatureConverter]
 
   module: nn.Module
 
   def __post_init__(self):
     super().__post_init__()
+    name = type(self).__name__
     if not hasattr(getattr(self.module, "config", None), "vocab_size"):
-      name = type(self).__name__
       raise ValueError(f"{name}.module: expected a network with its config, got {self.module!r}")
+    network = type(self.module)
+    kind = next((field.type for field in dataclasses.fields(network) if field.name == "config"), None)
+    if isinstance(kind, type) and not isinstance(self.module.config, kind):
+      got = type(self.module.config).__name__
+      raise ValueError(f"{network.__name__}.config: expected a {kind.__name__}, got a {got}")
+    with_encoder = isinstance(self.feature_converter, EncoderDecoderConverter)
+    if with_encoder is not ("encoder_input_tokens" in inspect.signature(network.__call__).parameters):
+      expected = f"a network {'with' if with_encoder else 'without'} encoder_input_tokens"
+      raise ValueError(f"{name}.module: expected {expected}, got {network.__name__}")
 
   @property
   def vocab_size(self) -> int:

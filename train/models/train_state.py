@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from anystep.errors import AnystepError, ExitCode, one_line
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
-from anystep.train.models.base import Batch, Metrics, Model
+from anystep.train.models.base import REPORTED_SUMS, Batch, Metrics, Model
 from anystep.train.optimizers.learning_rates import find_learning_rates
 from anystep.train.optimizers.logical_axes import with_logical_axes
 from anystep.train.optimizers.parameter_patterns import parameter_path
@@ -127,6 +127,7 @@ def make_train_step(
     dropout_key = stream_key(root_key, "dropout", state.step)
     with split_activations():
       computed = microbatches.gradients(model, state.params, batch, dropout_key, state.mutables)
+    _check_sums(model, computed.metrics)
     updates, opt_state = _update(optimizer, computed.gradients, state)
     params = optax.apply_updates(state.params, updates)
     metrics = dict(computed.metrics)
@@ -154,6 +155,24 @@ def norms_by_module(name: str, tree: Any, depth: int) -> Metrics:
     squares[module] = squares.get(module, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
   norms = {module: jnp.sqrt(square) for module, square in squares.items()}
   return norms | {name: jnp.sqrt(sum(squares.values(), jnp.float32(0.0)))}
+
+
+def _check_sums(model: Model, metrics: Metrics) -> None:
+  """Refuse a model of one's own that does not return the sums for reports.
+
+  Raises:
+    AnystepError: 78 `module`.
+  """
+  missing = [name for name in REPORTED_SUMS if name not in metrics]
+  if missing:
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "module",
+      module=type(model).__name__,
+      expected=f"the sums {', '.join(REPORTED_SUMS)} from its loss_fn",
+      got=f"no {', '.join(missing)}",
+      fix="return them as anystep.train.models.base.Model describes",
+    )
 
 
 def _update(optimizer: optax.GradientTransformation, gradients: Any, state: TrainState) -> tuple[Any, Any]:

@@ -109,11 +109,20 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
   if name == "linear":
     return lambda x: x
   function = getattr(nn, name, None)
-  if not callable(function) or isinstance(function, type):
+  if not callable(function) or isinstance(function, type) or not _keeps_shape(function):
     raise ValueError(
       f"mlp_activations: no activation {name!r}; expected 'linear' or one of flax.linen's, as 'gelu'"
     )
   return function
+
+
+def _keeps_shape(function: Callable) -> bool:
+  """Return whether a function of one array returns one of its shape: `glu` halves it."""
+  try:
+    x = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    return getattr(jax.eval_shape(function, x), "shape", None) == x.shape
+  except Exception:  # Functions of something else raise whatever they do.
+    return False
 
 
 class MlpBlock(nn.Module):

@@ -184,7 +184,6 @@ class _Settings:
       "weight_decay_rate_lr_exponent": (self.weight_decay_rate_lr_exponent, -math.inf, math.inf),
       "global_norm_clip_threshold": (self.global_norm_clip_threshold, 0.0, math.inf),
       "max_parameter_scale": (self.max_parameter_scale, 0.0, math.inf),
-      "weight_decay_rate_lr_exponent": (self.weight_decay_rate_lr_exponent, 0.0, math.inf),
     }
     for name, (value, least, most) in limits.items():
       may_be_none = value is None and name not in _NEVER_NONE

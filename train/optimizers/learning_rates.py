@@ -13,6 +13,8 @@ from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.limits import is_number
 from anystep.train.configuration.built_values import record_maker
 
+_FACTORS_FIX = "correct factors; as a learning rate, write @learning_rates.learning_rate_schedule()"
+
 
 def learning_rate_schedule(
   factors: str = "constant * rsqrt_decay",
@@ -64,10 +66,7 @@ def learning_rate_schedule(
   # A run that resumes compares these values with its checkpoint's.
   arguments = dict(locals())
   if not isinstance(factors, str):
-    fix = (
-      "correct factors; as a learning rate write @learning_rates.learning_rate_schedule(), with parentheses"
-    )
-    raise _bad_argument("factors", "names with '*' between them", factors, fix=fix)
+    raise _bad_argument("factors", "names with '*' between them", factors, fix=_FACTORS_FIX)
   for name in ("warmup_steps", "steps_per_decay", "steps_per_cycle"):
     if not is_number(arguments[name], least=1):
       raise _bad_argument(name, "a number of at least 1", arguments[name])

@@ -102,7 +102,8 @@ def find_average(opt_state: Any, params: Any) -> Any:
     # The state of a chain.
     opt_state = opt_state[-1]
   average = opt_state.average if isinstance(opt_state, AverageState) else None
-  if average is None or jax.tree.structure(average) != jax.tree.structure(params):
+  structures: list[Any] = [jax.tree.structure(average), jax.tree.structure(params)]
+  if average is None or structures[0] != structures[1]:
     raise AnystepError(
       ExitCode.CONFIG,
       "parameter_average",

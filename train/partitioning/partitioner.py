@@ -80,7 +80,7 @@ class Partitioner:
     """Return the shardings of a tree of logical axis names.
 
     Raises:
-      AnystepError: 78 `logical_axis` for a name without a rule.
+      AnystepError: 78 `logical_axis` for a name without a rule, or one that an array has twice.
     """
     known = {axis for axis, _ in self.logical_axis_rules}
     leaves = jax.tree_util.tree_flatten_with_path(
@@ -96,6 +96,16 @@ class Partitioner:
           expected=f"axes that logical_axis_rules name: {', '.join(sorted(known))}",
           got=unknown[0],
           fix="correct the axis, or add a rule: standard_logical_axis_rules.additional_rules = [('…', None)]",
+        )
+      names = [axis for axis in spec or () if axis is not None]
+      if len(set(names)) < len(names):
+        raise AnystepError(
+          ExitCode.CONFIG,
+          "logical_axis",
+          parameter=_name(path),
+          expected="logical axes that all differ",
+          got=", ".join(names),
+          fix="give one of them another name, or None",
         )
     return nn.logical_to_mesh_sharding(logical_axes, mesh, list(self.logical_axis_rules))
 

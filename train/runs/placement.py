@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import jax
 from rich.table import Table
 
+from anystep.train.datasets.run_data import RunData
 from anystep.train.models.accumulation import Microbatches
 from anystep.train.models.base import Model
-from anystep.train.models.train_state import TrainState, initialize
+from anystep.train.models.train_state import TrainState, initialize, make_train_step
+from anystep.train.partitioning.mesh import process_share
 from anystep.train.partitioning.partitioner import Partitioner
 
 
@@ -50,6 +52,29 @@ def place_state(
     model, model.optimizer_def, root_key=root_key, mesh=mesh, partitioner=partitioner
   )
   return Placement(mesh, make_initial, abstract)
+
+
+def trace_step(
+  model: Model, data: RunData, placement: Placement, *, partitioner: Partitioner, microbatches: Microbatches
+) -> None:
+  """Trace a training step of the first batch without compiling it, to find what it cannot compute.
+
+  Raises:
+    AnystepError: as the step, such as 78 `optimizer` and `module`.
+  """
+  assert model.optimizer_def is not None, "Trainer refuses a model without one"
+  with data.open_stream(process_share(placement.mesh)) as stream:
+    stream.seek(0)
+    batch = next(stream)
+  step: Any = make_train_step(
+    model,
+    model.optimizer_def,
+    root_key=jax.random.key(0),
+    microbatches=microbatches,
+    abstract=placement.abstract,
+    partitioner=partitioner,
+  )
+  step.eval_shape(placement.abstract, batch)
 
 
 def describe_placement(placement: Placement) -> Table:

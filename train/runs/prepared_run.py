@@ -96,8 +96,6 @@ class PreparedRun:
     assert optimizer is not None, "Trainer refuses a model without one"
     placement = self.place()
     mesh, abstract = placement.mesh, placement.abstract
-    if trainer.evaluate_average:
-      find_average(abstract.opt_state, abstract.params)
     if trainer.restore is not None:
       placement = placement._replace(abstract=with_dtype(abstract, trainer.restore.dtype))
     try:
@@ -205,15 +203,18 @@ class PreparedRun:
     """Return where the state goes; this touches the devices.
 
     Raises:
-      AnystepError: 78 as `place_state`.
+      AnystepError: 78 as `place_state`; 78 `parameter_average` if there is none to evaluate.
     """
-    return place_state(
+    placement = place_state(
       self.trainer.model,
       partitioner=self.trainer.partitioner,
       batch_sizes=self.data.batch_sizes,
       microbatches=self.trainer.microbatches,
       root_key=jax.random.key(self.trainer.random_seed),
     )
+    if self.trainer.evaluate_average:
+      find_average(placement.abstract.opt_state, placement.abstract.params)
+    return placement
 
   def describe_start(self) -> str:
     """Return the step that the run goes on from, with the step of its data where that is another."""

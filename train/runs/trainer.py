@@ -23,7 +23,7 @@ from anystep.train.datasets.configured_tasks import check_vocabularies, split_by
 from anystep.train.datasets.run_data import only_task
 from anystep.train.datasets.run_datasets import find_datasets
 from anystep.train.models.accumulation import WHOLE_BATCH, Microbatches
-from anystep.train.models.base import Model
+from anystep.train.models.base import Model, check_model
 from anystep.train.partitioning.partitioner import Partitioner
 from anystep.train.reports.evaluation import EVALUATION_OUTPUTS
 from anystep.train.reports.metric_writers import JsonLinesWriter, TensorBoardWriter, WriterFactory
@@ -104,7 +104,8 @@ class Trainer:
       raise ValueError(f"model_dir is a path, not {self.model_dir!r}")
     if not is_name(os.fspath(self.model_dir)):
       raise ValueError(f"model_dir: expected no control characters, got {self.model_dir!r}")
-    if getattr(self.model, "optimizer_def", None) is None:
+    check_model(self.model)
+    if self.model.optimizer_def is None:
       raise ValueError("the model has no optimizer_def")
     if not isinstance(self.evaluate_average, bool):
       raise ValueError(f"evaluate_average: expected True or False, got {self.evaluate_average!r}")

@@ -66,6 +66,27 @@ class Nnx(nnx.Module):
     return self.out(self.dropout(x, deterministic=not train))
 
 
+class ByMode(nnx.Module):
+  """An NNX module whose dropout and batch norm go by attributes, as `train` and `eval` set them."""
+
+  def __init__(self, *, rngs):
+    self.embed = nnx.Embed(VOCAB, EMB, rngs=rngs)
+    self.norm = nnx.BatchNorm(EMB, rngs=rngs)
+    self.dropout = nnx.Dropout(0.5, deterministic=True, rngs=rngs)
+    self.out = nnx.Linear(EMB, VOCAB, rngs=rngs)
+
+  def __call__(self, decoder_input_tokens):
+    return self.out(self.dropout(self.norm(self.embed(decoder_input_tokens))))
+
+
+class Around(nn.Module):
+  """A Linen module with an NNX module inside."""
+
+  @nn.compact
+  def __call__(self, decoder_input_tokens):
+    return nnx.bridge.to_linen(ByMode, name="inner")(decoder_input_tokens)
+
+
 class Mapped(nn.Module):
   """From an encoder's tokens; its axes come from expressions."""
 
@@ -109,7 +130,7 @@ def test_expressions_over_paths_come_first():
     "params/embed/embedding": ("vocab", "embed"),
     "params/Dense_0/kernel": ("embed", "vocab"),
   }
-  model = FlaxModel(Boxed(), logical_axes_by_path=[(".*embedding", ("vocab", None)), (".*", ("embed",))])
+  model = FlaxModel(Boxed(), logical_axes_by_path=[(".*embedding", ("vocab", None)), (".*/bias", ("embed",))])
   assert axes_of(model)["params/Embed_0/embedding"] == ("vocab", None)
 
 
@@ -159,6 +180,24 @@ def test_dropout_is_on_in_training_alone(module):
 
   assert loss(jax.random.key(1)) == loss(jax.random.key(1)) != loss(jax.random.key(2))
   assert loss(None) == loss(None)
+
+
+@pytest.mark.parametrize("module", [nnx.bridge.to_linen(ByMode), Around()], ids=["alone", "inside"])
+def test_nnx_modules_train_and_score_by_their_modes(module):
+  model = FlaxModel(module)
+  variables = model.initial_variables(jax.random.key(0))
+  params = variables.pop("params")
+  first, second = (
+    float(model.loss_and_mutables(params, BATCH, jax.random.key(i), variables)[0]) for i in (1, 2)
+  )
+  assert first != second
+  inner = params.get("inner", params)
+  # The running averages are those of the beginning: mean 0, variance 1.
+  x = inner["embed"]["embedding"][BATCH["decoder_input_tokens"]] / np.sqrt(1 + 1e-5)
+  log_likelihoods = jax.nn.log_softmax(x @ inner["out"]["kernel"] + inner["out"]["bias"])
+  targets = np.take_along_axis(np.asarray(log_likelihoods), BATCH["decoder_target_tokens"][..., None], -1)
+  scores = (targets[..., 0] * BATCH["decoder_loss_weights"]).sum(axis=1)
+  np.testing.assert_allclose(model.score_batch(params, BATCH, variables)["scores"], scores, rtol=1e-5)
 
 
 def rows_of_tokens(num_rows=8):
@@ -279,6 +318,17 @@ def test_the_converter_follows_from_the_features_that_a_module_names():
       "kind=parameter_pattern expected=.logical_axes_by_path as a list",
     ),
     ({"logical_axes_by_path": [("(", ("embed",))]}, AnystepError, "kind=parameter_pattern .* unterminated"),
+    ({"logical_axes_by_path": [(".*", "embed")]}, AnystepError, "kind=parameter_pattern .* got=.*embed"),
+    (
+      {"input_shapes": {"decoder_tokens": (1, 4)}},
+      ValueError,
+      "among decoder_input_tokens, train; got decoder_to",
+    ),
+    (
+      {"input_shapes": {"decoder_input_tokens": 4}},
+      ValueError,
+      "expected shapes, as .*; got decoder_input_tokens: 4",
+    ),
   ],
 )
 def test_a_model_that_cannot_be_is_refused(options, error, message):
@@ -303,15 +353,40 @@ class Pair(nn.Module):
 
 def test_the_number_of_token_ids_is_that_of_the_logits():
   assert [FlaxModel(module).vocab_size for module in (Boxed(), nnx.bridge.to_linen(Nnx))] == [VOCAB, VOCAB]
-  with pytest.raises(ValueError, match="Pair: expected that it returns logits"):
+  with pytest.raises(AnystepError) as refused:
     FlaxModel(Pair()).vocab_size  # noqa: B018
+  assert (refused.value.kind, refused.value.fields["module"]) == ("module", "Pair")
+  assert refused.value.fields["expected"] == "that it returns logits, (rows, length, vocab_size)"
 
 
 def test_a_feature_that_a_batch_lacks_is_named():
   model = FlaxModel(Mapped())
   params = model.initial_variables(jax.random.key(0))["params"]
-  with pytest.raises(ValueError, match="its argument encoder_input_tokens is no feature"):
+  with pytest.raises(AnystepError) as refused:
     model.loss_fn(params, BATCH)
+  assert (refused.value.kind, refused.value.fields["got"]) == ("module", "encoder_input_tokens")
+
+
+class Bare(nn.Module):
+  """Logits without parameters."""
+
+  def __call__(self, decoder_input_tokens):
+    return jax.nn.one_hot(decoder_input_tokens, VOCAB)
+
+
+def test_a_module_without_parameters_is_refused():
+  with pytest.raises(AnystepError) as refused:
+    FlaxModel(Bare()).initial_variables(jax.random.key(0))
+  assert (refused.value.kind, refused.value.fields["got"]) == ("module", "none")
+
+
+def test_as_many_axes_are_named_as_a_variable_has():
+  model = FlaxModel(Mapped(), logical_axes_by_path=[("params/.*/kernel", ("embed", "mlp", "kv"))])
+  with pytest.raises(AnystepError) as refused:
+    model.logical_axes()
+  assert refused.value.kind == "module"
+  assert refused.value.fields["variable"] == "params/Dense_0/kernel"
+  assert refused.value.fields["shape"] == (EMB, VOCAB)
 
 
 def test_models_without_mutable_collections_follow_the_protocol_too():

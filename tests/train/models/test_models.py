@@ -7,8 +7,11 @@ import optax
 import pytest
 
 from anystep.errors import AnystepError
+from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.models.train_state import TrainState, make_train_step
+from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
+from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor, learning_rate_schedule
 
@@ -163,7 +166,7 @@ def test_an_optimizer_that_was_not_called_is_refused():
     (optax.lbfgs(), "optimizer", "value_fn"),
     (optax.sgd("0.1"), "optimizer", "TypeError"),
     (optax.sgd(optax.warmup_cosine_decay_schedule), "optimizer", "peak_value"),
-    (adafactor(learning_rate_schedule), "learning_rate", "learning_rate_schedule(), with parentheses"),
+    (adafactor(learning_rate_schedule), "learning_rate", "write @learning_rates.learning_rate_schedule()"),
   ],
 )
 def test_an_optimizer_that_cannot_compute_updates_is_refused(params, optimizer, kind, text):
@@ -173,3 +176,47 @@ def test_an_optimizer_that_cannot_compute_updates_is_refused(params, optimizer, 
     step.eval_shape(state, BATCH)
   assert refused.value.kind == kind
   assert text in str(refused.value)
+
+
+class WithoutSums(EncoderDecoderModel):
+  """A model of one's own whose loss comes without the sums for reports."""
+
+  def loss_fn(self, params, batch, rng=None):
+    loss, metrics = super().loss_fn(params, batch, rng)
+    return loss, {"loss": metrics["loss"]}
+
+
+def test_a_model_whose_loss_has_no_sums_for_reports_is_refused(params):
+  optimizer = optax.sgd(0.1)
+  step = make_train_step(WithoutSums(MODULE), optimizer, root_key=jax.random.key(0))
+  state = jax.eval_shape(lambda: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)))
+  with pytest.raises(AnystepError) as refused:
+    step.eval_shape(state, BATCH)
+  assert (refused.value.kind, refused.value.fields["module"]) == ("module", "WithoutSums")
+  assert refused.value.fields["got"] == "no z_loss, weight_sum, correct, num_targets"
+
+
+@pytest.mark.parametrize(
+  ("model", "module", "message"),
+  [
+    (DecoderOnlyModel, MODULE, "without encoder_input_tokens, got Transformer"),
+    (
+      EncoderDecoderModel,
+      DecoderWrapper(DecoderConfig(vocab_size=8)),
+      "with encoder_input_tokens, got Decod",
+    ),
+    (
+      EncoderDecoderModel,
+      Transformer(ScalableT5Config(vocab_size=8)),
+      "expected a T5Config, got a ScalableT5",
+    ),
+    (
+      EncoderDecoderModel,
+      ScalableTransformer(T5Config(vocab_size=8)),
+      "expected a ScalableT5Config, got a T5C",
+    ),
+  ],
+)
+def test_a_network_of_another_model_or_with_another_config_is_refused(model, module, message):
+  with pytest.raises(ValueError, match=message):
+    model(module)

@@ -1,5 +1,6 @@
 """Optimizers as gin files write them."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -15,7 +16,8 @@ from anystep.train.configuration.gin_files import GinFiles
 from anystep.train.optimizers.parameter_average import averaged_parameters
 from anystep.train.runs.trainer import Trainer
 
-FOLDER = Path(__file__).parents[3] / "gin_configs" / "optimizers"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "gin_configs" / "optimizers"
 BASE = "gin_configs/examples/arithmetic_tiny.gin"
 PARAMS = {
   "token_embedder": {"embedding": jnp.full((6, 4), 0.5)},
@@ -103,9 +105,28 @@ def test_the_number_of_microbatches_is_that_of_either_way(way):
     ("optimizers.adafactor.decay_rate", "'0.8'", "optimizer"),
     ("optimizers.adafactor.factored", "'no'", "optimizer"),
     ("optimizers.adafactor.step_offset", "None", "optimizer"),
+    ("optimizers.adafactor.learning_rate", "-0.1", "optimizer"),
+    ("optimizers.adafactor.learning_rate", "True", "optimizer"),
+    ("optimizers.adafactor.decay_rate", "None", "optimizer"),
+    ("optimizers.adafactor.epsilon1", "None", "optimizer"),
+    ("optimizers.adafactor.min_dim_size_to_factor", "None", "optimizer"),
+    ("optimizers.adafactor.beta1", "1.0", "optimizer"),
+    ("optimizers.adafactor.clipping_threshold", "0.0", "optimizer"),
+    ("optimizers.adafactor.weight_decay_rate_lr_exponent", "'1'", "optimizer"),
+    ("optimizers.adafactor.multiply_by_parameter_scale", "[('norm', 'no'), ('', True)]", "optimizer"),
+    ("optimizers.adafactor.logical_factor_rules", "['embed']", "optimizer"),
+    ("learning_rates.learning_rate_schedule.base_learning_rate", "-1.0", "learning_rate"),
+    ("learning_rates.learning_rate_schedule.decay_factor", "-0.5", "learning_rate"),
+    ("network.T5Config.dtype", "'float16'", "gin_value"),
+    ("network.T5Config.mlp_activations", "('glu', 'linear')", "gin_value"),
+    ("network.T5Config.mlp_activations", "('vmap',)", "gin_value"),
     ("NUM_MICROBATCHES", "3", "num_microbatches"),
     ("EVALUATE_AVERAGE", "'yes'", "gin_value"),
     ("MODEL", "None", "gin_value"),
+    ("MODEL", "@models.EncoderDecoderModel", "gin_value"),
+    ("OPTIMIZER", "%OPTMZR", "gin_unknown_macro"),
+    ("OPTIMIZER", "%NOTHING_SETS_IT", "gin_required"),
+    ("OPTIMIZER", "@optax.sgd()", "gin_binding"),
     ("optimizers.adafactor.factor_map", "[('(', None)]", "parameter_pattern"),
     ("learning_rates.learning_rate_schedule.factors", "'constant * rsqrt_decy'", "learning_rate"),
     ("optimizers.adafactor.betta1", "0.9", "gin_binding"),
@@ -115,3 +136,53 @@ def test_a_bad_argument_is_an_error_of_the_table(binding, value, kind):
   with pytest.raises(AnystepError) as refused:
     built(**{binding: value})
   assert refused.value.kind == kind
+
+
+def test_what_no_file_imports_is_written_in_a_file():
+  with pytest.raises(AnystepError) as refused:
+    built(OPTIMIZER="@optax.sgd()")
+  assert refused.value.fix == "write it in a gin file that imports the module of what the value names"
+
+
+def test_a_class_that_is_not_called_is_no_model():
+  with pytest.raises(AnystepError, match=r"@models\.EncoderDecoderModel\(\) with parentheses"):
+    built(MODEL="@models.EncoderDecoderModel")
+
+
+def gin_blocks():
+  """The gin files in the documents of models and optimizers."""
+  for name in ("models.md", "optimizers.md"):
+    blocks = re.findall(r"^```gin\n(.*?)^```", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+      yield pytest.param(block, id=f"{name} {number}")
+
+
+@pytest.mark.parametrize("block", list(gin_blocks()))
+def test_what_documents_write_builds(block, tmp_path, monkeypatch):
+  (tmp_path / "block.gin").write_text(block)
+  # Gin would go on to name a class of anystep by this module, were it imported here.
+  (tmp_path / "my_networks.py").write_text(
+    "from flax import linen as nn\n\n\nclass MeanOfWords(nn.Module):\n  vocab_size: int\n\n"
+    "  @nn.compact\n  def __call__(self, decoder_input_tokens):\n"
+    "    return nn.Embed(9, self.vocab_size)(decoder_input_tokens)\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  assert built(str(tmp_path / "block.gin"), BATCH_SIZE="8").init
+
+
+def test_a_mistake_in_a_module_of_ones_own_is_told_with_its_place(tmp_path, monkeypatch):
+  (tmp_path / "wrong_network.py").write_text(
+    "from flax import linen as nn\n\n\nclass Wrong(nn.Module):\n"
+    "  def __call__(self, decoder_input_tokens):\n    return decoder_input_tokens @ self.nothing\n"
+  )
+  (tmp_path / "own.gin").write_text(
+    "from __gin__ import dynamic_registration\nfrom anystep.train import models\nimport wrong_network\n"
+    "MODEL = @models.FlaxModel()\nmodels.FlaxModel:\n  module = @wrong_network.Wrong()\n"
+    "  optimizer_def = %OPTIMIZER\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(AnystepError) as refused:
+    built(str(tmp_path / "own.gin"))
+  assert refused.value.kind == "gin_value"
+  assert refused.value.fields["at"] == f"{tmp_path / 'wrong_network.py'}:6"

@@ -115,3 +115,9 @@ def test_a_logical_axis_without_a_rule_is_refused_with_its_parameter_and_can_be_
   rules = standard_logical_axis_rules(additional_rules=[["experts", "model"]])
   shardings = Partitioner(logical_axis_rules=rules).shardings(mesh_of(4, 2), axes)
   assert tuple(shardings["layer"]["kernel"].spec) == (None, "model")
+
+
+def test_a_logical_axis_that_an_array_has_twice_is_refused():
+  with pytest.raises(AnystepError) as refused:
+    Partitioner().shardings(Partitioner().mesh(8), {"layer": {"kernel": PartitionSpec("embed", "embed")}})
+  assert (refused.value.kind, refused.value.fields["got"]) == ("logical_axis", "embed, embed")
