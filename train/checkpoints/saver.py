@@ -59,9 +59,14 @@ class CheckpointSaver:
     self.wait()
     self._save = self._thread.submit(self._write, copy_to_hosts(state), data)
 
+  @property
+  def is_idle(self) -> bool:
+    """Return whether nothing is being written."""
+    return self._save is None or self._save.done()
+
   def raise_failure(self) -> None:
     """Raise the error of a save that failed; return at once where it is still being written."""
-    if self._save is not None and self._save.done():
+    if self.is_idle:
       self.wait()
 
   def wait(self) -> None:
