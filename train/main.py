@@ -111,8 +111,10 @@ def configure(argv: Sequence[str]) -> Trainer:
     start_tensorflow()
     with quiet_stderr():
       from anystep.train.configuration.configuration import build, load_configuration
+      from anystep.train.runs.compile_cache import keep_compiled
       from anystep.train.runs.trainer import Trainer
 
+    keep_compiled()
     load_configuration(files)
   return build(Trainer)
 
