@@ -1,6 +1,7 @@
 """Decoder-only model: a language model or prefix language model with its loss, scores and optimizer."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -12,6 +13,7 @@ from anystep.train.models.base import Batch, Tree
 from anystep.train.models.teacher_forcing import TARGET_FEATURES, NetworkModel, check_features
 
 _FEATURES = ("decoder_input_tokens", *TARGET_FEATURES)
+_POSITIONS = "decoder_positions"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +27,7 @@ class DecoderOnlyModel(NetworkModel):
   inputs `decoder_causal_attention`: 1 on the inputs and on the first target, whose input is the last of them.
 
   Attributes:
-    module: the network, called as `network.DecoderWrapper` is.
+    module: the network, called as `network.DecoderWrapper` is, or as `network.Llama`, which takes positions.
     vocabulary: vocabulary of inputs and targets; the trainer compares it with the tasks'.
     inputs_bidirectional_attention: whether the inputs see all inputs, a prefix language model (Raffel et al.
       2020, section 3.2.1), and not only those before them.
@@ -57,9 +59,9 @@ class DecoderOnlyModel(NetworkModel):
     """
     prefix = ["decoder_causal_attention"] if self.inputs_bidirectional_attention else []
     check_features(batch, [*_FEATURES, *prefix])
-    keywords: dict[str, Any] = {
-      name: batch[name] for name in ("decoder_segment_ids", *prefix) if name in batch
-    }
+    takes_positions = _POSITIONS in inspect.signature(type(self.module).__call__).parameters
+    names = ["decoder_segment_ids", *prefix, *([_POSITIONS] if takes_positions else [])]
+    keywords: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     logits = self.module.apply(
       {"params": params},
       batch["decoder_input_tokens"],

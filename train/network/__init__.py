@@ -1,4 +1,4 @@
-"""Networks: T5, scalable T5, and decoder-only transformers, layer by layer.
+"""Networks: T5, scalable T5, decoder-only transformers and Llama, layer by layer.
 
 Linen modules alone, and no losses: those are `anystep.train.models`'.
 """
@@ -8,6 +8,8 @@ from anystep.lazy import lazy_names
 __all__ = [
   "DecoderConfig",
   "DecoderWrapper",
+  "Llama",
+  "LlamaConfig",
   "ScalableT5Config",
   "ScalableTransformer",
   "T5Config",
@@ -19,6 +21,8 @@ __getattr__ = lazy_names(
   {
     "DecoderConfig": "decoder_only",
     "DecoderWrapper": "decoder_only",
+    "Llama": "llama",
+    "LlamaConfig": "llama",
     "ScalableT5Config": "scalable_t5",
     "ScalableTransformer": "scalable_t5",
     "T5Config": "t5",

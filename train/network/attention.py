@@ -1,5 +1,12 @@
-"""Multi-head attention as in T5, and its masks."""
+"""Multi-head attention, its masks, and the implementations of attention of queries to keys and values.
 
+`reference` and `xla` add the mask to the logits as -1e10, as T5X does, so that a query without any key gets
+the mean of all values; cuDNN has a mask of its own. All multiply by factors of dropout after the softmax,
+without normalizing anew.
+"""
+
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,9 +14,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.typing import Initializer
 
-from anystep.train.network.attention_functions import attend
+from anystep.errors import AnystepError, ExitCode
 from anystep.train.network.layers import dense
 from anystep.train.partitioning.rules import constrain
+
+IMPLEMENTATIONS = ("reference", "xla", "cudnn")
+_MASKED = -1e10
 
 
 def attention_mask(
@@ -61,8 +71,8 @@ class MultiHeadAttention(nn.Module):
   """Multi-head attention: softmax(query key^T + bias) value, for each head.
 
   As Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762, section 3.2) without the division of the
-  logits by sqrt(head_dim): T5 divides the initial values of the query kernel instead, which trains
-  equally well under Adafactor.
+  logits by sqrt(head_dim), unless `divided_logits`: T5 divides the initial values of the query kernel
+  instead, which trains equally well under Adafactor.
 
   Attributes:
     num_heads: number of heads.
@@ -71,6 +81,10 @@ class MultiHeadAttention(nn.Module):
     float32_logits: see `attend`.
     implementation: see `attend`.
     joined_kernels: whether kernels have one axis for all heads' values, `joined_kv`; else `heads` and `kv`.
+    num_kv_heads: number of heads of keys and values, each of which serves as many consecutive heads of
+      queries (grouped-query attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245); None for
+      num_heads.
+    divided_logits: whether logits are divided by sqrt(head_dim), and initial values of kernels are not.
   """
 
   num_heads: int
@@ -79,6 +93,8 @@ class MultiHeadAttention(nn.Module):
   float32_logits: bool = False
   implementation: str = "reference"
   joined_kernels: bool = True
+  num_kv_heads: int | None = None
+  divided_logits: bool = False
 
   @nn.compact
   def __call__(
@@ -89,6 +105,7 @@ class MultiHeadAttention(nn.Module):
     mask: jax.Array,
     bias: jax.Array | None = None,
     weight_dropout: jax.Array | float = 1.0,
+    rotate: Callable[[jax.Array], jax.Array] | None = None,
   ) -> jax.Array:
     """Return, for each query, the weighted sum of the values that its mask allows.
 
@@ -101,19 +118,29 @@ class MultiHeadAttention(nn.Module):
       bias: (1, num_heads, query_length, key_length) float, see `RelativePositionBiases`.
       weight_dropout: factors for the attention weights, (rows, num_heads, 1, key_length), see
         `draw_dropout`.
+      rotate: turns queries and keys, (rows, length, heads, head_dim), by their positions, see
+        `make_rotation`; None for none.
 
     Returns:
       (rows, query_length, emb_dim), of dtype `dtype`.
     """
     init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-    query_init = nn.initializers.variance_scaling(1.0 / self.head_dim, "fan_in", "normal")
+    query_scale = 1.0 if self.divided_logits else 1.0 / self.head_dim
+    query_init = nn.initializers.variance_scaling(query_scale, "fan_in", "normal")
+    num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+    query = self._heads(queries, "query", query_init, self.num_heads)
+    key = self._heads(keys_values, "key", init, num_kv_heads)
+    value = self._heads(keys_values, "value", init, num_kv_heads)
+    if rotate is not None:
+      query, key = rotate(query), rotate(key)
     attended = attend(
-      self._heads(queries, "query", query_init),
-      self._heads(keys_values, "key", init),
-      self._heads(keys_values, "value", init),
+      query,
+      key,
+      value,
       mask=mask,
       bias=bias,
       weight_dropout=weight_dropout,
+      scale=1.0 / math.sqrt(self.head_dim) if self.divided_logits else 1.0,
       float32_logits=self.float32_logits,
       implementation=self.implementation,
     )
@@ -125,14 +152,120 @@ class MultiHeadAttention(nn.Module):
     joined = attended.reshape(*queries.shape[:2], self.num_heads * self.head_dim)
     return dense(emb_dim, ("joined_kv", "embed"), name="out", dtype=self.dtype, init=init)(joined)
 
-  def _heads(self, x: jax.Array, name: str, init: Initializer) -> jax.Array:
+  def _heads(self, x: jax.Array, name: str, init: Initializer, num_heads: int) -> jax.Array:
     """Map (rows, length, emb_dim) to (rows, length, num_heads, head_dim)."""
-    heads = (self.num_heads, self.head_dim)
+    heads = (num_heads, self.head_dim)
     if self.joined_kernels:
       joined = dense(
-        self.num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
+        num_heads * self.head_dim, ("embed", "joined_kv"), name=name, dtype=self.dtype, init=init
       )
       values = joined(x).reshape(*x.shape[:2], *heads)
     else:
       values = dense(heads, ("embed", "heads", "kv"), name=name, dtype=self.dtype, init=init)(x)
     return constrain(values, "batch", "length", "heads", "kv")
+
+
+def attend(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  mask: jax.Array,
+  bias: jax.Array | None = None,
+  weight_dropout: jax.Array | float = 1.0,
+  scale: float = 1.0,
+  float32_logits: bool = False,
+  implementation: str = "reference",
+) -> jax.Array:
+  """Return softmax(scale query key^T + bias) value, for each head.
+
+  | implementation | logits and softmax of bfloat16 queries        | bias          |
+  |----------------|-----------------------------------------------|---------------|
+  | reference      | bfloat16 as in T5X, or float32_logits         | any           |
+  | xla            | float32: `jax.nn.dot_product_attention`       | any           |
+  | cudnn          | float32, never in memory; bfloat16, GPUs only | none          |
+
+  cuDNN adds the mask to the bias and gives the sum of them no gradient where the bias, as a relative position
+  bias, serves all rows (https://github.com/jax-ml/jax/issues/30593): such a bias would silently stay as it
+  was initialized, so a bias is refused.
+
+  Args:
+    query: (rows, query_length, heads, head_dim) float.
+    key: (rows, key_length, kv_heads, head_dim), of the query's dtype; kv_heads divides heads, and each of
+      them serves as many consecutive heads.
+    value: like key.
+    mask: (rows, 1, query_length, key_length) bool, False at keys that a query must not see.
+    bias: (1 or rows, heads, query_length, key_length) float, added to the logits.
+    weight_dropout: factors of the attention weights, (rows, heads, 1, key_length), or one number for all.
+    scale: factor of the logits, without the bias.
+    float32_logits: whether `reference` computes logits and softmax in float32 where the dtype is smaller; the
+      others always do.
+    implementation: one of IMPLEMENTATIONS.
+
+  Returns:
+    (rows, query_length, heads, head_dim), of the query's dtype.
+
+  Raises:
+    AnystepError: 78 `attention_implementation` for cudnn with a bias.
+  """
+  additive = _additive_mask(mask, bias, query.dtype)
+  factors = jnp.asarray(weight_dropout, value.dtype)
+  num_groups = query.shape[2] // key.shape[2]
+  # JAX's function knows grouped heads, but masks of dropout are of every head.
+  if num_groups > 1 and (implementation == "reference" or factors.ndim):
+    key, value = (jnp.repeat(heads, num_groups, axis=2) for heads in (key, value))
+  if implementation == "reference":
+    return _reference(query, key, value, additive, weight_dropout, scale, float32_logits)
+  # One mask of dropout serves all queries, so the values can be multiplied in the place of the weights.
+  value = value * (factors.transpose(0, 3, 1, 2) if factors.ndim else factors)
+  if bias is not None and implementation == "cudnn":
+    raise cudnn_without_gradient()
+  # JAX's function adds a bias of float32 to logits of bfloat16.
+  with jax.numpy_dtype_promotion("standard"):
+    if implementation == "xla":
+      bias = additive.astype(jnp.float32)
+      return jax.nn.dot_product_attention(query, key, value, bias, scale=scale, implementation="xla")
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation="cudnn")
+
+
+def cudnn_without_gradient() -> AnystepError:
+  """Return the refusal of cuDNN for attention with a bias."""
+  return AnystepError(
+    ExitCode.CONFIG,
+    "attention_implementation",
+    expected="reference or xla, since cuDNN gives a bias that serves all rows no gradient",
+    got="cudnn",
+    fix="set attention_implementation = 'xla'; cudnn is for cross_attention_implementation",
+  )
+
+
+def cudnn_in_float32(dtype: Any, attribute: str) -> AnystepError:
+  """Return the refusal of cuDNN for activations that it does not compute with."""
+  return AnystepError(
+    ExitCode.CONFIG,
+    "attention_implementation",
+    expected="activations in bfloat16 or float16 for cudnn",
+    got=str(dtype),
+    fix=f"set dtype = 'bfloat16', or {attribute} = 'xla'",
+  )
+
+
+def _additive_mask(mask: jax.Array, bias: jax.Array | None, dtype: Any) -> jax.Array:
+  additive = jnp.where(mask, jnp.zeros((), dtype), jnp.asarray(_MASKED, dtype))
+  return additive if bias is None else additive + bias.astype(dtype)
+
+
+def _reference(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  additive: jax.Array,
+  weight_dropout: jax.Array | float,
+  scale: float,
+  float32_logits: bool,
+) -> jax.Array:
+  if float32_logits:
+    query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+  logits = jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale + additive.astype(query.dtype)
+  weights = jax.nn.softmax(logits).astype(value.dtype) * weight_dropout
+  return jnp.einsum("bhqk,bkhd->bqhd", weights, value)

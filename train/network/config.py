@@ -2,23 +2,26 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from anystep.limits import is_count, is_number
 from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
-from anystep.train.network.attention import MultiHeadAttention
-from anystep.train.network.attention_functions import (
+from anystep.train.network.attention import (
   IMPLEMENTATIONS,
+  MultiHeadAttention,
   cudnn_in_float32,
   cudnn_without_gradient,
 )
 from anystep.train.network.layers import LOOKUPS, Embedding, MlpBlock, RMSNorm, activation, dense
 from anystep.train.network.relative_positions import RelativePositionBiases
 from anystep.train.partitioning.rules import constrain
+
+REMAT_POLICIES = ("none", "minimal", "full")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,16 +41,18 @@ class LayerConfig(abc.ABC):
       kernel of their own (T5.1.1).
     float32_attention_logits: whether attention logits are float32 where dtype is smaller, as they always are
       with other implementations than `reference`.
-    attention_implementation: of self-attention, see `attention_functions.attend`; its bias is learned, so
-      cudnn is refused.
+    attention_implementation: of self-attention, see `attention.attend`; cudnn is refused where its bias is
+      learned, as T5's.
     embedding_lookup: see `layers.Embedding`.
 
   Raises:
     ValueError: a size is not a positive integer, a rate is not in [0, 1), or a name is unknown.
-    AnystepError: 78 `attention_implementation` for cudnn.
+    AnystepError: 78 `attention_implementation` for cudnn with learned biases or a dtype that it does not
+      compute with.
   """
 
   JOINED_KERNELS: ClassVar[bool] = True
+  LEARNED_BIASES: ClassVar[bool] = True
 
   vocab_size: int
   dtype: Any = jnp.float32
@@ -80,11 +85,12 @@ class LayerConfig(abc.ABC):
       activation(name)
     self.check_name("attention_implementation", IMPLEMENTATIONS)
     self.check_name("embedding_lookup", LOOKUPS)
-    if self.attention_implementation == "cudnn":
+    if self.attention_implementation == "cudnn" and self.LEARNED_BIASES:
       raise cudnn_without_gradient()
     # What a configuration file gives, a list or a name, becomes hashable and comparable.
     object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
     object.__setattr__(self, "dtype", self._dtype())
+    self.check_cudnn("attention_implementation")
 
   @property
   def deciding_values(self) -> dict[str, str]:
@@ -103,8 +109,8 @@ class LayerConfig(abc.ABC):
       raise ValueError(f"{self._of('dtype')}: expected 'float32' or 'bfloat16', got {self.dtype!r}")
     return dtype
 
-  def attention(self, name: str, *, implementation: str | None = None) -> MultiHeadAttention:
-    """Return attention with these sizes; `implementation` in the place of self-attention's."""
+  def attention(self, name: str, *, implementation: str | None = None, **choices: Any) -> MultiHeadAttention:
+    """Return attention with these sizes; `implementation` in place of self-attention's, and others."""
     return MultiHeadAttention(
       self.num_heads,
       self.head_dim,
@@ -113,6 +119,7 @@ class LayerConfig(abc.ABC):
       implementation=implementation or self.attention_implementation,
       joined_kernels=self.JOINED_KERNELS,
       name=name,
+      **choices,
     )
 
   def position_biases(self, *, bidirectional: bool) -> RelativePositionBiases:
@@ -129,9 +136,11 @@ class LayerConfig(abc.ABC):
     """Return a norm of this dtype."""
     return RMSNorm(dtype=self.dtype, name=name)
 
-  def embedding(self, name: str | None = None) -> Embedding:
-    """Return the table of embeddings."""
-    return Embedding(self.vocab_size, self.emb_dim, lookup=self.embedding_lookup, dtype=self.dtype, name=name)
+  def embedding(self, name: str | None = None, **choices: Any) -> Embedding:
+    """Return the table of embeddings, with its other choices."""
+    return Embedding(
+      self.vocab_size, self.emb_dim, lookup=self.embedding_lookup, dtype=self.dtype, name=name, **choices
+    )
 
   def logits(self, x: jax.Array, embedding: Embedding) -> jax.Array:
     """Return the logits of a stack's outputs: (rows, length, emb_dim) to (rows, length, vocab_size) float32.
@@ -150,8 +159,76 @@ class LayerConfig(abc.ABC):
     if value not in names:
       raise ValueError(f"{self._of(attribute)}: expected one of {', '.join(names)}, got {value!r}")
 
+  def check_cudnn(self, attribute: str) -> None:
+    """Refuse cudnn as an implementation of attention in a dtype that it does not compute with.
+
+    Raises:
+      AnystepError: 78 `attention_implementation`.
+    """
+    if getattr(self, attribute) == "cudnn" and self.dtype != jnp.bfloat16:
+      raise cudnn_in_float32(self.dtype, attribute)
+
   def _of(self, attribute: str) -> str:
     return f"{type(self).__name__}.{attribute}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScannedConfig(LayerConfig, abc.ABC):
+  """Sizes and choices of families whose layers can be one loop.
+
+  Attributes:
+    remat_policy: what the backward pass computes again instead of keeping it: `none`; `minimal`, all but
+      products with parameters; `full`, all of a layer.
+    scan_layers: whether a stack is a loop over one layer; else its layers stand one after the other in the
+      program, under the names layers_0, layers_1, ...
+  """
+
+  remat_policy: str = "none"
+  scan_layers: bool = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.check_name("remat_policy", REMAT_POLICIES)
+
+  def apply_layers(
+    self,
+    apply: Callable[..., jax.Array],
+    make_layer: Callable[..., nn.Module],
+    x: jax.Array,
+    keys: list[jax.Array | None],
+    *,
+    name: str,
+  ) -> jax.Array:
+    """Apply as many layers as there are keys, one after the other.
+
+    Args:
+      apply: called as apply(layer, x, row_keys).
+      make_layer: makes the layer of a name.
+      x: (rows, length, emb_dim) float.
+      keys: each layer's (rows,) keys of dropout, or None for each; see `layer_keys`.
+      name: name of the one layer of a loop, whose parameters' second axis, `layers`, counts the layers.
+
+    Returns:
+      (rows, length, emb_dim).
+    """
+    if self.remat_policy != "none":
+      policies = {"minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, "full": None}
+      # In a loop XLA cannot merge the second computation with the first anyway.
+      apply = nn.remat(apply, prevent_cse=not self.scan_layers, policy=policies[self.remat_policy])
+    if not self.scan_layers:
+      for i, row_keys in enumerate(keys):
+        x = apply(make_layer(name=f"layers_{i}"), x, row_keys)
+      return x
+    scan = nn.scan(
+      lambda module, x, row_keys: (apply(module, x, row_keys), None),
+      variable_axes={"params": 1},
+      split_rngs={"params": True},
+      length=len(keys),
+      metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+    drawn_keys = [row_keys for row_keys in keys if row_keys is not None]
+    x, _ = scan(make_layer(name=name), x, jnp.stack(drawn_keys) if drawn_keys else None)
+    return x
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,8 +238,7 @@ class EncoderDecoderConfig(LayerConfig, abc.ABC):
   Attributes:
     num_encoder_layers: number of layers of the encoder.
     num_decoder_layers: number of layers of the decoder.
-    cross_attention_implementation: of the decoder's attention to the encoder, see
-      `attention_functions.attend`.
+    cross_attention_implementation: of the decoder's attention to the encoder, see `attention.attend`.
 
   Raises:
     AnystepError: 78 `attention_implementation` for cudnn with a dtype that it does not compute with.
@@ -175,5 +251,4 @@ class EncoderDecoderConfig(LayerConfig, abc.ABC):
   def __post_init__(self):
     super().__post_init__()
     self.check_name("cross_attention_implementation", IMPLEMENTATIONS)
-    if self.cross_attention_implementation == "cudnn" and self.dtype not in (jnp.bfloat16, jnp.float16):
-      raise cudnn_in_float32(self.dtype)
+    self.check_cudnn("cross_attention_implementation")

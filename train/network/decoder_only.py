@@ -4,6 +4,7 @@ Parameters have the names, shapes and logical axes of T5X's `examples/decoder_on
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 from flax import linen as nn
@@ -28,13 +29,19 @@ class DecoderConfig(LayerConfig):
 class DecoderLayer(nn.Module):
   """Self-attention and feed-forward block, each normalised before and added to its input."""
 
-  config: DecoderConfig
+  config: LayerConfig
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, *, mask: jax.Array, bias: jax.Array, row_keys: jax.Array | None
+    self,
+    x: jax.Array,
+    *,
+    mask: jax.Array,
+    bias: jax.Array | None = None,
+    rotate: Callable[[jax.Array], jax.Array] | None = None,
+    row_keys: jax.Array | None,
   ) -> jax.Array:
-    """(rows, length, emb_dim) to the same; mask and bias as of `MultiHeadAttention`, keys of dropout."""
+    """(rows, length, emb_dim) to the same; mask, bias and rotate as of `MultiHeadAttention`."""
     cfg = self.config
     _, length, emb_dim = x.shape
     drop = draw_dropout(
@@ -49,7 +56,9 @@ class DecoderLayer(nn.Module):
       dtype=cfg.dtype,
     )
     y = cfg.norm("pre_self_attention_layer_norm")(x)
-    y = cfg.attention("self_attention")(y, y, mask=mask, bias=bias, weight_dropout=drop["weights"])
+    y = cfg.attention("self_attention")(
+      y, y, mask=mask, bias=bias, weight_dropout=drop["weights"], rotate=rotate
+    )
     x += y * drop["attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
     y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])

@@ -5,7 +5,7 @@ Each parameter names its logical axes. A table maps these names to the axes of a
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 from typing import Any
 
@@ -29,8 +29,12 @@ def dense(
   dtype: Any,
   init: Initializer = TRUNCATED_NORMAL_FAN_IN,
   axis: int | tuple[int, ...] = -1,
+  sum_dtype: Any = None,
 ) -> nn.DenseGeneral:
-  """Return a linear map of the last axes, without bias; its kernel (*in, *out) has these logical axes."""
+  """Return a linear map of the last axes, without bias; its kernel (*in, *out) has these logical axes.
+
+  Products are of dtype `dtype`, and so is the result unless `sum_dtype` says in which they are summed.
+  """
   kernel_init = nn.with_logical_partitioning(init, axes)
   return nn.DenseGeneral(
     features,
@@ -39,21 +43,24 @@ def dense(
     dtype=dtype,
     param_dtype=jnp.float32,
     kernel_init=kernel_init,
+    dot_general=sum_dtype and partial(jax.lax.dot_general, preferred_element_type=sum_dtype),
     name=name,
   )
 
 
 class RMSNorm(nn.Module):
-  """x / sqrt(mean(x^2) + 1e-6) * scale over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467).
+  """x / sqrt(mean(x^2) + epsilon) * scale over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467).
 
   The mean and the quotient are float32, and rounded to `dtype` before the scale multiplies them, as in T5X.
   (Linen's rounds once, after the scale.)
 
   Attributes:
     dtype: dtype of the result.
+    epsilon: T5's, or another.
   """
 
   dtype: Any = jnp.float32
+  epsilon: float = 1e-6
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -62,7 +69,7 @@ class RMSNorm(nn.Module):
     scale: Any = self.param("scale", init, (x.shape[-1],), jnp.float32)
     x = x.astype(jnp.float32)
     mean_square = jnp.mean(jax.lax.square(x), axis=-1, keepdims=True)
-    normalized = (x * jax.lax.rsqrt(mean_square + 1e-6)).astype(self.dtype)
+    normalized = (x * jax.lax.rsqrt(mean_square + self.epsilon)).astype(self.dtype)
     return normalized * scale.astype(self.dtype).reshape((1,) * (x.ndim - 1) + scale.shape)
 
 
@@ -77,15 +84,17 @@ class Embedding(nn.Module):
       large and the processor small. An id outside the vocabulary has the embedding 0 with `one_hot`, and nan
       with `gather`.
     dtype: dtype of embeddings; the table is float32.
+    init_stddev: standard deviation of the table's initial values.
   """
 
   vocab_size: int
   emb_dim: int
   lookup: str = "one_hot"
   dtype: Any = jnp.float32
+  init_stddev: float = 1.0
 
   def setup(self):
-    init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocab", "embed"))
+    init = nn.with_logical_partitioning(nn.initializers.normal(self.init_stddev), ("vocab", "embed"))
     table: Any = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
     self.embedding = table
 

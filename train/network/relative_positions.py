@@ -1,10 +1,15 @@
-"""Relative position biases, which T5 uses instead of position embeddings.
+"""Distances between positions in attention: T5's biases and rotary embeddings.
 
-An attention logit from query position q to key position k gets a learned bias, one for each head and
+T5's: an attention logit from query position q to key position k gets a learned bias, one for each head and
 each bucket of the distance k - q. Near distances have a bucket each, far ones share buckets that widen
 geometrically (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.1).
+
+Rotary: queries and keys are turned by angles that are proportional to their positions, so that a logit
+depends on the distance alone (Su et al. 2021, https://arxiv.org/abs/2104.09864, section 3.4).
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -87,3 +92,62 @@ class RelativePositionBiases(nn.Module):
     # A contraction in place of table[:, buckets], whose gradient would be a slow scatter-add.
     one_hot = jax.nn.one_hot(buckets, self.num_buckets, axis=0, dtype=self.dtype)
     return jnp.einsum("hb,bqk->hqk", jnp.asarray(table, self.dtype), one_hot)[None]
+
+
+def rotary_frequencies(
+  head_dim: int,
+  *,
+  theta: float = 10000.0,
+  scaling_factor: float = 1.0,
+  low_freq_factor: float = 1.0,
+  high_freq_factor: float = 4.0,
+  original_length: int = 8192,
+) -> np.ndarray:
+  """Return the angles by which each pair of a head's values is turned from one position to the next.
+
+  Pair i has theta^(-2i / head_dim). With a scaling factor, as Llama 3.1 has, angles that turn fewer than
+  low_freq_factor times in the original length are divided by the factor, those that turn more than
+  high_freq_factor times stay, and between them the result changes linearly with the number of turns.
+
+  Args:
+    head_dim: size of a head, even.
+    theta: the base; larger for longer texts.
+    scaling_factor: of Llama 3.1's scaling; 1.0 for none.
+    low_freq_factor: number of turns in the original length.
+    high_freq_factor: likewise, larger.
+    original_length: length in tokens that a model was trained with before its context was extended.
+
+  Returns:
+    (head_dim / 2,) float32, radians.
+
+  >>> rotary_frequencies(4, theta=100.0).tolist() == [1.0, np.float32(0.1)]
+  True
+  """
+  frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+  num_turns = original_length * frequencies / (2 * math.pi)
+  share = np.clip((num_turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0.0, 1.0)
+  return (frequencies * (share + (1.0 - share) / scaling_factor)).astype(np.float32)
+
+
+def make_rotation(positions: jax.Array, frequencies: np.ndarray) -> Callable[[jax.Array], jax.Array]:
+  """Return the function that turns queries or keys by their positions.
+
+  Value i of a head's first half and value i of its second half are a pair, as in Hugging Face's Llama. (In
+  Meta's, neighbours are.) Angles and products are float32.
+
+  Args:
+    positions: (rows or 1, length) int32.
+    frequencies: (head_dim / 2,) float32, see `rotary_frequencies`.
+
+  Returns:
+    A function from (rows, length, heads, head_dim) float to the same.
+  """
+  angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
+  cosines, sines = jnp.cos(angles), jnp.sin(angles)
+
+  def rotate(x: jax.Array) -> jax.Array:
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+  return rotate

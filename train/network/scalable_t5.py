@@ -7,40 +7,23 @@ the parameters are those of T5X's `examples/scalable_t5`.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from anystep.train.network.config import EncoderDecoderConfig
+from anystep.train.network.config import EncoderDecoderConfig, ScannedConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
 from anystep.train.network.layers import Embedding
 from anystep.train.network.t5 import DECODER, ENCODER, DecoderLayer, EncoderDecoder, EncoderLayer
 
-REMAT_POLICIES = ("none", "minimal", "full")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalableT5Config(EncoderDecoderConfig):
-  """Sizes of a scalable T5.
-
-  Attributes:
-    remat_policy: what the backward pass computes again instead of keeping it: `none`; `minimal`, all but
-      products with parameters; `full`, all of a layer.
-    scan_layers: whether a stack is a loop over one layer; else its layers stand one after the other in the
-      program, under the names layers_0, layers_1, ...
-  """
+class ScalableT5Config(ScannedConfig, EncoderDecoderConfig):
+  """Sizes of a scalable T5."""
 
   JOINED_KERNELS: ClassVar[bool] = False
-
-  remat_policy: str = "none"
-  scan_layers: bool = True
-
-  def __post_init__(self):
-    super().__post_init__()
-    self.check_name("remat_policy", REMAT_POLICIES)
 
 
 class Encoder(nn.Module):
@@ -61,7 +44,7 @@ class Encoder(nn.Module):
     def apply(layer: EncoderLayer, x: jax.Array, row_keys: jax.Array | None) -> jax.Array:
       return layer(x, mask=mask, bias=None, row_keys=row_keys)
 
-    x = _apply_layers(apply, EncoderLayer, cfg, x * drop["first"], keys, name="encoder")
+    x = cfg.apply_layers(apply, partial(EncoderLayer, cfg), x * drop["first"], keys, name="encoder")
     return cfg.norm("encoder_norm")(x) * drop["last"]
 
 
@@ -90,7 +73,7 @@ class Decoder(nn.Module):
     def apply(layer: DecoderLayer, x: jax.Array, row_keys: jax.Array | None) -> jax.Array:
       return layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=None, row_keys=row_keys)
 
-    x = _apply_layers(apply, DecoderLayer, cfg, x * drop["first"], keys, name="decoder")
+    x = cfg.apply_layers(apply, partial(DecoderLayer, cfg), x * drop["first"], keys, name="decoder")
     return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
@@ -103,33 +86,3 @@ class ScalableTransformer(EncoderDecoder):
     self.token_embedder = self.config.embedding()
     self.encoder = Encoder(self.config)
     self.decoder = Decoder(self.config)
-
-
-def _apply_layers(
-  apply: Callable[..., jax.Array],
-  layer: Callable[..., Any],
-  cfg: ScalableT5Config,
-  x: jax.Array,
-  keys: list[jax.Array | None],
-  *,
-  name: str,
-) -> jax.Array:
-  """Apply as many layers as there are keys, one after the other, as `scan_layers` and `remat_policy` say."""
-  if cfg.remat_policy != "none":
-    policies = {"minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, "full": None}
-    # In a loop XLA cannot merge the second computation with the first anyway.
-    apply = nn.remat(apply, prevent_cse=not cfg.scan_layers, policy=policies[cfg.remat_policy])
-  if not cfg.scan_layers:
-    for i, row_keys in enumerate(keys):
-      x = apply(layer(cfg, name=f"layers_{i}"), x, row_keys)
-    return x
-  scan = nn.scan(
-    lambda module, x, row_keys: (apply(module, x, row_keys), None),
-    variable_axes={"params": 1},
-    split_rngs={"params": True},
-    length=len(keys),
-    metadata_params={nn.PARTITION_NAME: "layers"},
-  )
-  drawn_keys = [row_keys for row_keys in keys if row_keys is not None]
-  x, _ = scan(layer(cfg, name=name), x, jnp.stack(drawn_keys) if drawn_keys else None)
-  return x

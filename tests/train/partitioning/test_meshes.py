@@ -6,8 +6,10 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
+from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.models.train_state import initialize, make_train_step
+from anystep.train.network.llama import Llama, LlamaConfig
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
@@ -25,12 +27,16 @@ SIZES = {
   "num_encoder_layers": 1,
   "num_decoder_layers": 1,
 }
+LLAMA = {"vocab_size": 128, "emb_dim": 16, "num_heads": 16, "num_kv_heads": 8, "head_dim": 2, "mlp_dim": 32}
+# Of its rows, each of which holds two examples.
+PACKED = {"decoder_segment_ids": [1, 1, 2, 2, 2, 2], "decoder_positions": [0, 1, 0, 1, 2, 3]}
 ROWS, STEPS = 8, 20
 DIMS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 NETWORKS = {
   "t5": Transformer(T5Config(**SIZES, dropout_rate=0.1)),
   "scalable": ScalableTransformer(ScalableT5Config(**SIZES, dropout_rate=0.1)),
+  "llama": Llama(LlamaConfig(**LLAMA, num_layers=2, dropout_rate=0.1)),
 }
 
 
@@ -39,7 +45,7 @@ def mesh_of(num_data, num_model):
   return Mesh(devices, ("data", "model"))
 
 
-def batches():
+def batches(*, packed):
   rng = np.random.default_rng(0)
   for _ in range(STEPS):
     batch = {
@@ -48,14 +54,17 @@ def batches():
     }
     batch["decoder_input_tokens"] = np.roll(batch["decoder_target_tokens"], 1, axis=1)
     batch["decoder_loss_weights"] = np.ones((ROWS, 6), np.int32)
+    if packed:
+      batch |= {name: np.tile(np.array(row, np.int32), (ROWS, 1)) for name, row in PACKED.items()}
     yield batch
 
 
 def train(network, mesh, dims=(1, 1)):
   """Return the losses of 20 steps, the abstract state and the last one."""
   partitioner = Partitioner(logical_axis_rules=standard_logical_axis_rules(*dims))
+  model_class = DecoderOnlyModel if isinstance(network, Llama) else EncoderDecoderModel
   # Factored, so that its row and column means are split too.
-  model = EncoderDecoderModel(network, optimizer_def=adafactor(0.05, min_dim_size_to_factor=8))
+  model = model_class(network, optimizer_def=adafactor(0.05, min_dim_size_to_factor=8))
   root_key = jax.random.key(0)
   make_initial, abstract = initialize(
     model, model.optimizer_def, root_key=root_key, mesh=mesh, partitioner=partitioner
@@ -65,7 +74,7 @@ def train(network, mesh, dims=(1, 1)):
   )
   sharding = batch_sharding(mesh)
   state, losses = make_initial(), []
-  for batch in batches():
+  for batch in batches(packed=isinstance(network, Llama)):
     state, metrics = step(state, global_batch(batch, sharding, local_rows(sharding, ROWS), ROWS))
     losses.append(float(metrics["loss"] / metrics["weight_sum"]))
   return losses, abstract, state
@@ -85,9 +94,17 @@ def check(name, shape, dims, on_one_device):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "dims"), [("t5", (2, 2)), ("scalable", (1, 2))])
-def test_a_run_on_a_mesh_has_the_losses_of_one_device(name, dims, on_one_device):
-  check(name, (4, 2), dims, on_one_device)
+@pytest.mark.parametrize(
+  ("name", "shape", "dims"),
+  [
+    ("t5", (4, 2), (2, 2)),
+    ("scalable", (4, 2), (1, 2)),
+    ("llama", (8, 1), (1, 2)),
+    ("llama", (2, 4), (2, 2)),
+  ],
+)
+def test_a_run_on_a_mesh_has_the_losses_of_one_device(name, shape, dims, on_one_device):
+  check(name, shape, dims, on_one_device)
 
 
 @pytest.mark.soak

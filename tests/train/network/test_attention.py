@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anystep.errors import AnystepError
-from anystep.train.network.attention_functions import attend
+from anystep.train.network.attention import attend
 from anystep.train.network.t5 import T5Config
 
 ROWS, QUERIES, KEYS, HEADS, HEAD_DIM = 3, 5, 7, 2, 8
@@ -73,6 +73,20 @@ def test_implementations_have_the_same_gradients_of_everything(float32_logits):
     assert np.abs(expected).max() > 0.1, name
 
 
+@pytest.mark.parametrize("with_dropout", [True, False])
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_grouped_heads_are_repeated_heads_and_a_scale_is_of_the_logits_alone(implementation, with_dropout):
+  arrays, mask = inputs()
+  if not with_dropout:
+    arrays["weight_dropout"] = 1.0
+  first_heads = {name: arrays[name][:, :, :1] for name in ("key", "value")}
+  repeated = {name: jnp.repeat(heads, HEADS, axis=2) for name, heads in first_heads.items()}
+  repeated["query"] = arrays["query"] / 4.0
+  expected = attend(**arrays | repeated, mask=mask)
+  found = attend(**arrays | first_heads, mask=mask, scale=0.25, implementation=implementation)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_float32_logits_round_less():
   arrays, mask = inputs(jnp.bfloat16)
   exact = by_definition(arrays, mask)
@@ -81,8 +95,7 @@ def test_float32_logits_round_less():
     return np.abs(np.asarray(attend(**arrays, mask=mask, **options), np.float64) - exact).mean()
 
   assert error(float32_logits=True) < 0.8 * error()
-  with jax.numpy_dtype_promotion("standard"):  # which JAX's function relies on
-    assert error(implementation="xla") < 0.8 * error()
+  assert error(implementation="xla") < 0.8 * error()
 
 
 def test_cudnn_is_refused_with_a_bias():
