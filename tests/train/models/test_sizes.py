@@ -18,6 +18,8 @@ _WIKIPEDIA = "https://en.wikipedia.org/wiki/T5_(language_model), totals"
 _ENCODERS = "the same, encoders: with the embedding, they have as many parameters as such a decoder"
 _MT5 = "Xue et al. 2021, https://arxiv.org/abs/2010.11934, section 3"
 _BYT5 = "Xue et al. 2022, https://arxiv.org/abs/2105.13626, table 1"
+_LLAMA = "https://huggingface.co/meta-llama"
+_MOBILE = "https://huggingface.co/facebook/MobileLLM-125M, table"
 _UMT5 = f"{_CARDS}/umt5-*: bytes of model.safetensors, float32"
 # By gin file, what is public: a number, with as many digits as are; and where.
 PUBLIC = {
@@ -45,6 +47,11 @@ PUBLIC = {
   "byt5/large": ("1.23B", _BYT5),
   "byt5/xl": ("3.74B", _BYT5),
   "byt5/xxl": ("12.9B", _BYT5),
+  "llama/125m": ("124.6M", _MOBILE),
+  "llama/350m": (345_355_200, f"{_MOBILE}, which cuts it to 345.3M"),
+  "llama/1b": (1_235_814_400, f"{_LLAMA}/Llama-3.2-1B: safetensors"),
+  "llama/3b": (3_212_749_824, f"{_LLAMA}/Llama-3.2-3B: safetensors"),
+  "llama/8b": (8_030_261_248, f"{_LLAMA}/Meta-Llama-3-8B: safetensors"),
   "umt5/small": ("1.23GB", _UMT5),
   "umt5/base": ("2.37GB", _UMT5),
 }
@@ -52,7 +59,7 @@ _UNITS = {"M": 1e6, "B": 1e9, "GB": 1e9 / 4}
 # What differs from another size: every layer's own biases, and the number of token ids.
 _LAYERS_AND_HEADS = {"small": (8, 6), "base": (12, 12), "large": (24, 16), "xl": (24, 32), "xxl": (24, 64)}
 _EMBEDDINGS = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "xxl": 4096}
-_SLOW = ("large", "xl", "xxl", "3B", "11B")
+_SLOW = ("large", "xl", "xxl", "3B", "11B", "1b", "3b")
 SIZES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("*/*.gin"))
 
 
@@ -69,7 +76,7 @@ def model_of(tmp_path):
     path = tmp_path / "model.gin"
     path.write_text(
       f"include 'gin_configs/models/{size}.gin'\n"
-      "VOCABULARY = None\nDROPOUT_RATE = 0.1\nconfigured_model.model = %MODEL\n"
+      "VOCABULARY = None\nDROPOUT_RATE = 0.1\nTRAIN_STEPS = 10000\nconfigured_model.model = %MODEL\n"
     )
     load_configuration(GinFiles.read([str(path)], {}))
     return gin.get_configurable(configured_model)()

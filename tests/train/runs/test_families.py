@@ -1,5 +1,6 @@
 """Each shipped family trains through its own gin file, and a run that was killed goes on as if it was not."""
 
+import jax
 import pytest
 import tiny_tasks
 from train_runs import train_until
@@ -14,12 +15,22 @@ _LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
 EXAMPLES = {
   "lm_tiny": ("network.DecoderConfig", {**_T5, "num_layers": 1}),
   "prefix_lm_tiny": ("network.DecoderConfig", {**_T5, "num_layers": 1}),
+  "stdlib_lm": ("network.LlamaConfig", {**_T5, "num_kv_heads": 1, "num_layers": 2}),
   "scalable_tiny": ("network.ScalableT5Config", {**_T5, **_LAYERS}),
   "own_module_tiny": ("own_module.MeanOfWords", {"emb_dim": 8}),
 }
+OWN_VALUES = {"stdlib_lm": {"WARMUP_STEPS": 1}}
+
+
+@pytest.fixture
+def promotion(example):
+  """Optax's schedules and AdamW multiply integers by floats."""
+  with jax.numpy_dtype_promotion("standard" if example == "stdlib_lm" else "strict"):
+    yield
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("promotion")
 @pytest.mark.parametrize(
   "example",
   [pytest.param(name, marks=[] if name == "own_module_tiny" else pytest.mark.long) for name in EXAMPLES],
@@ -40,6 +51,7 @@ def test_a_killed_run_goes_on_as_the_undisturbed_one(example, packing, tiny_cach
       "BATCH_SIZE": 8,
       "DROPOUT_RATE": 0.1,
       "PACKING": repr(packing),
+      **OWN_VALUES.get(example, {}),
       **{f"{configured}.{name}": value for name, value in sizes.items()},
     }
     bindings = [f"--gin.{name}={value}" for name, value in values.items()]
