@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   from anystep.train.leaves.leaf import Leaves, Writer
 
 _EXAMPLES = """It reads our checkpoints, T5X's (Orbax's trees and version 3), the original T5's (Mesh
-TensorFlow) and Hugging Face's T5, mT5 and umT5 (safetensors). Each leaf's counterpart stands in
+TensorFlow) and Hugging Face's T5, mT5, umT5 and Llama (safetensors). Each leaf's counterpart stands in
 docs/checkpoints.md.
 
 examples:
@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
   leaves: Leaves = {name: saved.leaves[source] for name, source in sources.items()}
   if arguments.dtype is not None:
     leaves = formats.cast_parameters(leaves, find_dtype(arguments.dtype))
-  write = formats.plan_writing(arguments.format, leaves, source=os.path.abspath(saved.path))
+  source = os.path.abspath(saved.path)
+  write = formats.plan_writing(arguments.format, leaves, source=source, settings=saved.settings)
   target = arguments.to
   if arguments.format != formats.HUGGING_FACE:
     target = os.path.join(target, checkpoint_name(formats.step_in(leaves)))

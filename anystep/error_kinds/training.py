@@ -40,6 +40,7 @@ TRAINING = {
   ExitCode.MISMATCH: {
     "checkpoint_converted": "A run starts from a checkpoint of `anystep-convert`, and resumes only its own.",
     "checkpoint_run": "The checkpoint is another run's: move it, or `--accept_change=checkpoint_50/run`.",
+    "checkpoint_settings": "The network has other settings, such as `rope_theta`, than the checkpoint's.",
     "checkpoint_tree": "A leaf has another shape than in the checkpoint, or only one side has it.",
     "resume_contract": "Values are not those of the checkpoint: set them back, or accept each by name.",
   },

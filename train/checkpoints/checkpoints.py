@@ -18,6 +18,7 @@ from anystep.train.checkpoints.integrity import (
   COMMITTED,
   CONVERTED,
   INTEGRITY,
+  TRAINED_WITH,
   UNFINISHED,
   check_files,
   flush_to_disk,
@@ -31,7 +32,7 @@ from anystep.train.models.train_state import TrainState
 
 # A user's file in a checkpoint that is to be kept.
 PINNED = "pinned"
-_STATE, _TRAINED_WITH = "state", "trained_with.json"
+_STATE = "state"
 _TRAINED_WITH_VERSION = 1
 
 
@@ -126,7 +127,7 @@ def save_checkpoint(
   (directory / UNFINISHED).touch()
   (directory / file_name(data)).write_text(data.to_json())
   document = {"version": _TRAINED_WITH_VERSION, "values": dict(trained_with)}
-  (directory / _TRAINED_WITH).write_text(canonical_json(document, indent=1) + "\n")
+  (directory / TRAINED_WITH).write_text(canonical_json(document, indent=1) + "\n")
   save_arrays(directory / _STATE, state)
   marker = write_integrity(directory, step=step, run=run, first_step=first_step)
   flush_to_disk(directory)
@@ -278,7 +279,7 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
       fix="train in another MODEL_DIR, from this checkpoint as checkpoints.RestoreConfig.path",
     )
   data_files = noted & set(DATA_FILES)
-  if len(data_files) != 1 or (integrity.run is not None and _TRAINED_WITH not in noted):
+  if len(data_files) != 1 or (integrity.run is not None and TRAINED_WITH not in noted):
     raise AnystepError(
       ExitCode.DATA,
       "checkpoint_integrity",
@@ -288,7 +289,7 @@ def _read(directory: epath.Path, step: int) -> Checkpoint:
     )
   values = None
   if integrity.run is not None:
-    values = _read_values(directory / _TRAINED_WITH)
+    values = _read_values(directory / TRAINED_WITH)
   # Only the file in the integrity record is read.
   data = read_state(directory / data_files.pop())
   return Checkpoint(

@@ -24,6 +24,8 @@ INTEGRITY = "integrity.json"
 UNFINISHED = "unfinished"
 # One of arrays alone, which `anystep-convert` wrote, has this file.
 CONVERTED = "converted.json"
+# The values that decided a run's parameters.
+TRAINED_WITH = "trained_with.json"
 _VERSION = 2
 # The hash of each version. Files of OCDBT end in their own CRC-32C, so the CRC-32C of any whole file is one
 # constant and tells nothing.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
 
 from anystep.errors import AnystepError, ExitCode
-from anystep.files.json_files import canonical_json
+from anystep.files.json_files import MALFORMED, canonical_json, read_json
 from anystep.train.checkpoints.integrity import (
   COMMITTED,
   CONVERTED,
   INTEGRITY,
+  TRAINED_WITH,
   check_files,
   read_integrity,
   write_integrity,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
 _STATE, _COUNT = "state", "count"
 _VERSION = 1
+# By their names in the network's configuration, what numbers depend on and no leaf's shape says.
+_SETTINGS = ("norm_epsilon", "rope_theta", "rope_scaling_factor")
+_SCALING_SETTINGS = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length")
+_CONFIG = "model.module.config."
 
 
 def is_one(path: str) -> bool:
@@ -66,6 +71,30 @@ def read(path: str) -> dict[str, Leaf]:
   return with_fillers(
     {name: leaf for name, leaf in leaves.items() if not (is_count(name, leaf) and leaf.read_whole() == step)}
   )
+
+
+def read_settings(path: str) -> dict[str, Any]:
+  """Return what a network's numbers depend on besides its leaves, see `SavedCheckpoint`.
+
+  Raises:
+    AnystepError: 65 `checkpoint_corrupt`.
+  """
+  converted, trained_with = (os.path.join(path, name) for name in (CONVERTED, TRAINED_WITH))
+  try:
+    if os.path.exists(converted):
+      return dict(read_json(converted).get("settings", {}))
+    if not os.path.exists(trained_with):
+      return {}
+    return settings_of(read_json(trained_with)["values"])
+  except MALFORMED as error:
+    raise orbax_trees.corrupt_error(path, error) from error
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the settings among the values that decide a run's parameters, see `built_values`."""
+  is_scaled = values.get(f"{_CONFIG}rope_scaling_factor") != 1.0
+  names = (*_SETTINGS, *(_SCALING_SETTINGS if is_scaled else ()))
+  return {name: values[_CONFIG + name] for name in names if _CONFIG + name in values}
 
 
 def leaf_names(tree: Collection[Keys]) -> dict[Keys, str]:
@@ -101,13 +130,14 @@ def is_count(name: str, leaf: Leaf | jax.ShapeDtypeStruct) -> bool:
   return is_named_so and leaf.shape == () and np.issubdtype(leaf.dtype, np.integer)
 
 
-def plan_writing(leaves: Leaves, *, source: str) -> Writer:
+def plan_writing(leaves: Leaves, settings: Mapping[str, Any], *, source: str) -> Writer:
   """Return what writes a checkpoint to start runs from.
 
   It has no data of a run, so `find_checkpoint` refuses it.
 
   Args:
     leaves: leaves by T5X's names.
+    settings: what numbers depend on besides them.
     source: where they come from, for people.
 
   Raises:
@@ -121,7 +151,7 @@ def plan_writing(leaves: Leaves, *, source: str) -> Writer:
     orbax_trees.write_tree(state, tree, advance)
     orbax_trees.write_checkpoint_metadata(state, orbax_trees.STANDARD_HANDLER)
     directory = epath.Path(path)
-    document = {"version": _VERSION, "from": source}
+    document = {"version": _VERSION, "from": source} | ({"settings": dict(settings)} if settings else {})
     (directory / CONVERTED).write_text(canonical_json(document, indent=1) + "\n")
     marker = write_integrity(directory, step=step, run=uuid.uuid4().hex)
     (directory / COMMITTED).write_text(marker)
@@ -161,4 +191,16 @@ def left_over_error(model: str, name: str, leaf: Leaf, *, fix: str = "") -> Anys
     expected=f"a leaf that {model} has",
     got=leaf.describe(),
     fix=fix or f"leave it out with --assign='{name}=>', or rename it",
+  )
+
+
+def unsupported_error(expected: str, got: object, *, path: str | None = None) -> AnystepError:
+  """Return the error for a model of Hugging Face's kind that has no counterpart on the other side."""
+  return AnystepError(
+    ExitCode.CONFIG,
+    "checkpoint_unsupported",
+    **({"path": path} if path else {}),
+    expected=expected,
+    got=got,
+    fix="docs/checkpoints.md lists the models that can be converted",
   )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,14 @@ class SavedCheckpoint:
     path: its directory, or the beginning of its files' names.
     format: the format's name.
     leaves: leaves by T5X's names.
+    settings: by their names in the network's configuration, what its numbers depend on and no leaf's shape
+      says, such as a Llama's `rope_theta`; as far as the format has it.
   """
 
   path: str
   format: str
   leaves: Leaves
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def step(self) -> int:
@@ -42,17 +46,26 @@ class _Format:
   is_one: Callable[[str], bool]
   read: Callable[[str], dict[str, Leaf]]
   label: str
+  read_settings: Callable[[str], dict[str, Any]] = lambda path: {}
 
 
 # In this order: our checkpoints are Orbax's trees too.
 _FORMATS = {
-  ANYSTEP: _Format(is_one=anystep_format.is_one, read=anystep_format.read, label="ours"),
+  ANYSTEP: _Format(
+    is_one=anystep_format.is_one,
+    read=anystep_format.read,
+    label="ours",
+    read_settings=anystep_format.read_settings,
+  ),
   T5X: _Format(is_one=t5x_format.is_tree, read=t5x_format.read_tree, label="T5X's, by Orbax"),
   "t5x_version_3": _Format(
     is_one=t5x_format.is_version_3, read=t5x_format.read_version_3, label="T5X's version 3"
   ),
   HUGGING_FACE: _Format(
-    is_one=hugging_face.is_one, read=hugging_face.read, label="Hugging Face's safetensors"
+    is_one=hugging_face.is_one,
+    read=hugging_face.read,
+    label="Hugging Face's safetensors",
+    read_settings=hugging_face.read_settings,
   ),
   "mesh_tensorflow": _Format(
     is_one=mesh_tensorflow.is_one, read=mesh_tensorflow.read, label="Mesh TensorFlow's T5"
@@ -145,27 +158,34 @@ def open_checkpoint(path: str) -> SavedCheckpoint:
     (path,) = find_checkpoints(path)[-1:]
     name = _recognise(path)
   assert name is not None, "find_checkpoints recognised it"
-  return SavedCheckpoint(path=path, format=name, leaves=_FORMATS[name].read(path))
+  one = _FORMATS[name]
+  leaves = one.read(path)
+  return SavedCheckpoint(path=path, format=name, leaves=leaves, settings=one.read_settings(path))
 
 
 def _recognise(path: str) -> str | None:
   return next((name for name, one in _FORMATS.items() if one.is_one(path)), None)
 
 
-def plan_writing(format_name: str, leaves: Leaves, *, source: str) -> Writer:
+def plan_writing(
+  format_name: str, leaves: Leaves, *, source: str, settings: Mapping[str, Any] | None = None
+) -> Writer:
   """Return what writes leaves into a new directory.
 
   Args:
     format_name: one of `WRITTEN`.
     leaves: leaves by T5X's names.
     source: where they come from, for people.
+    settings: see `SavedCheckpoint`; T5X's format has none.
 
   Raises:
     AnystepError: 76 `checkpoint_tree`, 78 `checkpoint_unsupported` for leaves without a place in the format.
   """
   if format_name == ANYSTEP:
-    return anystep_format.plan_writing(leaves, source=source)
-  return {T5X: t5x_format, HUGGING_FACE: hugging_face}[format_name].plan_writing(leaves)
+    return anystep_format.plan_writing(leaves, settings or {}, source=source)
+  return (
+    t5x_format.plan_writing(leaves) if format_name == T5X else hugging_face.plan_writing(leaves, settings)
+  )
 
 
 def cast_parameters(leaves: Leaves, dtype: np.dtype) -> dict[str, Leaf]:

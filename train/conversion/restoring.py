@@ -14,7 +14,8 @@ from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.programs.progress import log_notice
 from anystep.train.checkpoints.restore_config import ALL, REFUSE, STEP, RestoreConfig
 from anystep.train.checkpoints.saved_arrays import as_tree, from_tree
-from anystep.train.conversion.anystep_format import is_count, leaf_names
+from anystep.train.configuration.built_values import Value
+from anystep.train.conversion.anystep_format import is_count, leaf_names, settings_of
 from anystep.train.conversion.assignment import Assignment, assign, check_rules
 from anystep.train.conversion.formats import (
   SavedCheckpoint,
@@ -66,11 +67,16 @@ class Start:
     return f"{self.saved.path} ({self.saved.format})"
 
 
-def open_start(config: RestoreConfig) -> Start:
+def open_start(config: RestoreConfig, values: Mapping[str, Value] | None = None) -> Start:
   """Find the checkpoint that a run starts with.
 
+  Args:
+    config: where it is.
+    values: the values that decide the run's parameters, see `built_values`.
+
   Raises:
-    AnystepError: 66 `checkpoint_missing`; 78 `assignment`, `restore_mode`; as `open_checkpoint`.
+    AnystepError: 66 `checkpoint_missing`; 76 `checkpoint_settings` where the network has other settings than
+      the checkpoint's; 78 `assignment`, `restore_mode`; as `open_checkpoint`.
   """
   check_rules(config.assignment_map)
   paths = find_checkpoints(str(config.path))
@@ -87,7 +93,23 @@ def open_start(config: RestoreConfig) -> Start:
       got=f"mode='{ALL}', and {len(paths)} checkpoints",
       fix="set mode='newest', or mode='step' and the step",
     )
-  return Start(saved=open_checkpoint(path), config=config)
+  saved = open_checkpoint(path)
+  _check_settings(saved, settings_of(values or {}))
+  return Start(saved=saved, config=config)
+
+
+def _check_settings(saved: SavedCheckpoint, settings: Mapping[str, Value]) -> None:
+  """Refuse settings that would make another network of the same leaves."""
+  differing = [name for name, value in settings.items() if saved.settings.get(name, value) != value]
+  if differing:
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "checkpoint_settings",
+      path=saved.path,
+      expected=", ".join(f"{name} = {saved.settings[name]}" for name in differing),
+      got=", ".join(f"{name} = {settings[name]}" for name in differing),
+      fix="set these of the network's config as the checkpoint's",
+    )
 
 
 def with_dtype(abstract: TrainState, dtype: str | None) -> TrainState:

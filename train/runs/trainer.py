@@ -139,7 +139,9 @@ class Trainer:
     run_name = run or new_run()
     newly_accepted = accept_run(checkpoint, run, run_name, accepted)
     # A run that has no checkpoint yet starts with another's, and then resumes its own.
-    start = open_start(self.restore) if checkpoint is None and self.restore is not None else None
+    start = None
+    if checkpoint is None and self.restore is not None:
+      start = open_start(self.restore, self.deciding_values)
     if checkpoint is not None:
       start_step, first_step = checkpoint.step, checkpoint.first_step
       order = dataset.run_order((start_step - first_step, checkpoint.data))

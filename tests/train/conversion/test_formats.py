@@ -10,7 +10,13 @@ import pytest
 from t5x_cases import FIXTURES, arrays, hugging_face_weights
 
 from anystep.errors import AnystepError
-from anystep.train.conversion import anystep_format, formats, hugging_face, mesh_tensorflow
+from anystep.train.conversion import (
+  anystep_format,
+  formats,
+  hugging_face,
+  hugging_face_t5,
+  mesh_tensorflow,
+)
 from anystep.train.leaves import orbax_trees, safetensors_files
 from anystep.train.leaves.leaf import SLOTS, Leaf, array_leaf
 
@@ -23,6 +29,8 @@ SOURCES = {
   "hugging face 1.0": FIXTURES / "hf_t5" / "t5_1_0",
   "hugging face 1.1": FIXTURES / "hf_t5" / "t5_1_1",
   "umt5": FIXTURES / "hf_umt5" / "umt5",
+  "llama": FIXTURES / "hf_llama" / "gqa",
+  "llama, tied": FIXTURES / "hf_llama" / "tied",
 }
 
 
@@ -33,8 +41,10 @@ def open_source(name):
   return formats.open_checkpoint(str(SOURCES[name]))
 
 
-def write(directory, format_name, leaves):
-  formats.plan_writing(format_name, leaves, source="a test")(str(directory), lambda _: None)
+def write(directory, format_name, leaves, settings=None):
+  formats.plan_writing(format_name, leaves, source="a test", settings=settings)(
+    str(directory), lambda _: None
+  )
   return formats.open_checkpoint(str(directory))
 
 
@@ -121,9 +131,10 @@ ROUND_TRIPS = [
 def test_leaves_are_the_same_bytes_after_another_format(
   source, format_name, only_parameters, tmp_path, small_blocks
 ):
-  leaves = dict(open_source(source).leaves)
+  opened = open_source(source)
+  leaves = dict(opened.leaves)
   leaves = parameters_of(leaves) if only_parameters else {"state/step": ZERO} | leaves
-  saved = write(tmp_path / "checkpoint_20", format_name, leaves)
+  saved = write(tmp_path / "checkpoint_20", format_name, leaves, opened.settings)
   assert saved.format == format_name
   assert_same(saved.leaves, leaves)
 
@@ -148,10 +159,11 @@ def test_our_tree_is_the_one_that_t5x_writes(tmp_path):
   assert chunks[0] == chunks[1]
 
 
-@pytest.mark.parametrize("name", ["hugging face 1.0", "hugging face 1.1", "umt5"])
+@pytest.mark.parametrize("name", ["hugging face 1.0", "hugging face 1.1", "umt5", "llama", "llama, tied"])
 def test_what_hugging_face_gave_is_given_back(name, tmp_path, small_blocks):
-  ours = write(tmp_path / "ours", "anystep", open_source(name).leaves)
-  write(tmp_path / "model", "huggingface", ours.leaves)
+  source = open_source(name)
+  ours = write(tmp_path / "ours", "anystep", source.leaves, source.settings)
+  write(tmp_path / "model", "huggingface", ours.leaves, ours.settings)
   expected, written = hugging_face_weights(SOURCES[name]), hugging_face_weights(tmp_path / "model")
   assert expected.keys() == written.keys()
   for tensor, array in expected.items():
@@ -160,14 +172,14 @@ def test_what_hugging_face_gave_is_given_back(name, tmp_path, small_blocks):
   # What decides no number, or only a training's.
   ignored = {
     *("classifier_dropout", "dropout_rate", "dtype", "initializer_factor", "tokenizer_class", "torch_dtype"),
-    *("transformers_version", "use_cache"),
+    *("transformers_version", "use_cache", "pretraining_tp"),
   }
   theirs, written_config = ({key: config[key] for key in config.keys() - ignored} for config in configs)
   assert {"tie_word_embeddings": True} | theirs == written_config
 
 
 def test_mt5_is_known_by_its_vocabulary_and_rounded_parameters_by_their_dtype(tmp_path, monkeypatch):
-  monkeypatch.setattr(hugging_face, "_MT5_VOCAB_SIZE", 256)
+  monkeypatch.setattr(hugging_face_t5, "_MT5_VOCAB_SIZE", 256)
   leaves = formats.cast_parameters(open_source("hugging face 1.1").leaves, np.dtype(ml_dtypes.bfloat16))
   write(tmp_path / "model", "huggingface", leaves)
   config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -222,7 +234,7 @@ def changed_config(tmp_path, **changes):
 @pytest.mark.parametrize(
   ("changes", "code", "kind", "text"),
   [
-    ({"model_type": "llama"}, 78, "checkpoint_unsupported", "got=llama"),
+    ({"model_type": "mistral"}, 78, "checkpoint_unsupported", "got=mistral"),
     ({"layer_norm_epsilon": 1e-5}, 78, "checkpoint_unsupported", "layer_norm_epsilon"),
     ({"feed_forward_proj": "gated-silu"}, 78, "checkpoint_unsupported", "gated-gelu"),
     ({"num_layers": 3}, 76, "checkpoint_tree", "leaf=encoder.block.2.layer.0.layer_norm.weight"),
