@@ -235,7 +235,7 @@ def cudnn_without_gradient() -> AnystepError:
     "attention_implementation",
     expected="reference or xla, since cuDNN gives a bias that serves all rows no gradient",
     got="cudnn",
-    fix="set attention_implementation = 'xla'; cudnn is for cross_attention_implementation",
+    fix="set attention_implementation = 'xla'; cudnn is for attention without biases, as to the encoder",
   )
 
 
