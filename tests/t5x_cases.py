@@ -118,6 +118,62 @@ def hugging_face_weights(folder: Path) -> dict[str, np.ndarray]:
   return {name: array for path in files for name, array in read_safetensors(path).items()}
 
 
+def hugging_face_network(name: str):
+  """Our network of a model that Hugging Face saved in the fixtures, and its parameters."""
+  folder = FIXTURES / name
+  config = json.loads((folder / "config.json").read_text())
+  sizes = {
+    "vocab_size": config["vocab_size"],
+    "emb_dim": config["d_model"],
+    "num_heads": config["num_heads"],
+    "head_dim": config["d_kv"],
+    "mlp_dim": config["d_ff"],
+    "num_encoder_layers": config["num_layers"],
+    "num_decoder_layers": config["num_decoder_layers"],
+    "mlp_activations": ("gelu", "linear") if config["is_gated_act"] else ("relu",),
+    "logits_via_embedding": config.get("tie_word_embeddings", True),
+  }
+  umt5 = config["model_type"] == "umt5"
+  params = _hugging_face_params(hugging_face_weights(folder), own_biases=umt5)
+  if umt5:
+    network = ScalableTransformer(ScalableT5Config(**sizes, scan_layers=False))
+    for path in params:
+      if "attention/" in path and "/out/" not in path:
+        params[path] = params[path].reshape(-1, config["num_heads"], config["d_kv"])
+      elif "/out/" in path:
+        params[path] = params[path].reshape(config["num_heads"], config["d_kv"], -1)
+  else:
+    network = Transformer(T5Config(**sizes))
+  return network, unflatten_dict(params, sep="/")
+
+
+def _hugging_face_params(weights, *, own_biases):
+  """Parameters by our names; with `own_biases` every layer has its own, as in umT5."""
+  params = {"token_embedder/embedding": weights["shared.weight"]}
+  if "lm_head.weight" in weights:
+    params["decoder/logits_dense/kernel"] = weights["lm_head.weight"].T
+  blocks = {"encoder": ["attention", "mlp"]}
+  blocks["decoder"] = ["self_attention", "encoder_decoder_attention", "mlp"]
+  norms = {"attention": "attention", "self_attention": "self_attention", "mlp": "mlp"}
+  norms["encoder_decoder_attention"] = "cross_attention"
+  names = {"q": "query", "k": "key", "v": "value", "o": "out"}
+  for stack, inner in blocks.items():
+    params[f"{stack}/{stack}_norm/scale"] = weights[f"{stack}.final_layer_norm.weight"]
+    for name, value in weights.items():
+      parts = name.split(".")
+      if parts[:2] != [stack, "block"]:
+        continue
+      layer, place = f"{stack}/layers_{parts[2]}", inner[int(parts[4])]
+      match parts[5:]:
+        case ["layer_norm", _]:
+          params[f"{layer}/pre_{norms[place]}_layer_norm/scale"] = value
+        case [_, "relative_attention_bias", _]:
+          params[f"{layer if own_biases else stack}/relpos_bias/rel_embedding"] = value.T
+        case [_, kernel, _]:
+          params[f"{layer}/{place}/{names.get(kernel, kernel)}/kernel"] = value.T
+  return params
+
+
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
   """The arrays of a file, by the format's definition."""
   dtypes = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "BF16": jnp.bfloat16}

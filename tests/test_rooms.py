@@ -52,6 +52,7 @@ FLOORS = """
   anystep.cache_job.main
   anystep.cache_job anystep.cache_job.__main__
   anystep.train.configuration anystep.train.leaves anystep.train.partitioning
+  anystep.train.decoding
   anystep.train.network anystep.train.datasets anystep.train.optimizers
   anystep.train.models
   anystep.train.checkpoints

@@ -10,6 +10,7 @@ import jax
 import optax
 
 from anystep.features.converters import FeatureConverter
+from anystep.train.decoding.steps import DecodeFn
 
 Tree = Any
 """Nested dicts of arrays."""
@@ -91,6 +92,42 @@ def check_model(value: object) -> None:
   missing = [name for name in names if inspect.getattr_static(value, name, names) is names]
   if missing:
     raise ValueError(f"model: expected a model, got {value!r:.200}, which has no {', '.join(missing)}")
+
+
+@runtime_checkable
+class PredictingModel(Model, Protocol):
+  """A model that decodes sequences."""
+
+  def predict_batch(self, params: Tree, batch: Batch, **options: Any) -> jax.Array:
+    """Return the first of what `predict_batch_with_aux` returns."""
+
+  def predict_batch_with_aux(
+    self,
+    params: Tree,
+    batch: Batch,
+    *,
+    decode_fn: DecodeFn = ...,
+    num_decodes: int = 1,
+    keys: jax.Array | None = None,
+    return_all_decodes: bool = False,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return decoded sequences and their scores.
+
+    Args:
+      params: the parameters.
+      batch: arrays of shape (rows, length) by feature, one example in each row.
+      decode_fn: `decoding.temperature_sample` or `decoding.beam_search`, with `functools.partial` where it
+        takes more than `decoding.steps.DecodeFn` names, or a function of one's own. By default decoding is
+        greedy, and scores are log-likelihoods.
+      num_decodes: number of beams or samples.
+      keys: (rows,) JAX random keys, see `decoding.example_keys`, for functions that draw; else None.
+      return_all_decodes: whether to return all decodes, by rising score, and not only the one with the
+        highest.
+
+    Returns:
+      sequences: (rows, length) int32, or (rows, num_decodes, length); 0 after the end of sequence.
+      aux: `scores`, (rows,) float32 or (rows, num_decodes).
+    """
 
 
 @runtime_checkable

@@ -9,7 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from anystep.features.converters import DecoderConverter, FeatureConverter
+from anystep.train.decoding.steps import DecodeFn
 from anystep.train.models.base import Batch, Tree
+from anystep.train.models.prediction import (
+  GREEDY,
+  check_unpacked,
+  find_eos_id,
+  make_step,
+  prefilled,
+  select_decodes,
+  without_prompts,
+)
 from anystep.train.models.teacher_forcing import TARGET_FEATURES, NetworkModel, check_features
 
 _FEATURES = ("decoder_input_tokens", *TARGET_FEATURES)
@@ -70,6 +80,46 @@ class DecoderOnlyModel(NetworkModel):
       **keywords,
     )
     return cast(jax.Array, logits)
+
+  def predict_batch_with_aux(
+    self,
+    params: Tree,
+    batch: Batch,
+    *,
+    decode_fn: DecodeFn = GREEDY,
+    num_decodes: int = 1,
+    keys: jax.Array | None = None,
+    return_all_decodes: bool = False,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """See `base.PredictingModel`: the batch holds `decoder_input_tokens` and `decoder_causal_attention`.
+
+    The tokens that the latter marks are the prompts; tokens behind them are ignored. Predictions begin after
+    the prompt, which they share the row's length with.
+
+    Raises:
+      ValueError: the batch lacks a feature, or its rows are packed.
+    """
+    check_features(batch, ("decoder_input_tokens", "decoder_causal_attention"))
+    check_unpacked(batch)
+    prefix = batch["decoder_causal_attention"]
+    prompts = batch["decoder_input_tokens"] * prefix
+    length = prompts.shape[1]
+    keywords = {"decoder_causal_attention": prefix} if self.inputs_bidirectional_attention else {}
+    filled = prefilled(self.module, params, prompts, length=length, **keywords)
+    # The marks are one more than the prompt's tokens, for the first token.
+    prompt_lengths = jnp.maximum(jnp.sum(prefix, axis=1, dtype=jnp.int32) - 1, 0)
+    sequences, scores = decode_fn(
+      prompts,
+      filled["cache"],
+      make_step(self.module, params, filled, length=length),
+      eos_id=find_eos_id(self.vocabulary),
+      num_decodes=num_decodes,
+      initial_index=prompt_lengths,
+      keys=keys,
+    )
+    return select_decodes(
+      without_prompts(sequences, prompt_lengths), scores, return_all_decodes=return_all_decodes
+    )
 
   def boxed_variables(self, rng: jax.Array) -> dict[str, Tree]:
     """See `NetworkModel`."""

@@ -16,6 +16,7 @@ from flax import linen as nn
 
 from anystep.features.converters import EncoderDecoderConverter, FeatureConverter
 from anystep.limits import is_number
+from anystep.train.decoding.steps import DecodeFn
 from anystep.train.models.base import Batch, Metrics, Tree
 from anystep.train.models.losses import (
   LossNormalizingFactor,
@@ -23,6 +24,7 @@ from anystep.train.models.losses import (
   token_cross_entropy,
   with_normalized_weights,
 )
+from anystep.train.models.prediction import GREEDY
 from anystep.train.optimizers.logical_axes import check_transformation
 
 TARGET_FEATURES = ("decoder_target_tokens", "decoder_loss_weights")
@@ -93,6 +95,23 @@ class TeacherForcedModel(abc.ABC):
   def score_batch(self, params: Tree, batch: Batch) -> dict[str, jax.Array]:
     """See `base.Model`."""
     return scores_of_logits(self.logits(params, batch), batch)
+
+  def predict_batch(self, params: Tree, batch: Batch, **options: Any) -> jax.Array:
+    """See `base.PredictingModel`."""
+    return self.predict_batch_with_aux(params, batch, **options)[0]
+
+  @abc.abstractmethod
+  def predict_batch_with_aux(
+    self,
+    params: Tree,
+    batch: Batch,
+    *,
+    decode_fn: DecodeFn = GREEDY,
+    num_decodes: int = 1,
+    keys: jax.Array | None = None,
+    return_all_decodes: bool = False,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """See `base.PredictingModel`."""
 
   def loss_of_logits(self, logits: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Return the loss to minimise, and sums for reports, as `base.Model.loss_fn` does."""

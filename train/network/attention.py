@@ -15,6 +15,7 @@ from flax import linen as nn
 from flax.typing import Initializer
 
 from anystep.errors import AnystepError, ExitCode
+from anystep.train.decoding.key_value_cache import KeptKeysValues
 from anystep.train.network.layers import dense
 from anystep.train.partitioning.rules import constrain
 
@@ -100,12 +101,13 @@ class MultiHeadAttention(nn.Module):
   def __call__(
     self,
     queries: jax.Array,
-    keys_values: jax.Array,
+    keys_values: jax.Array | None,
     *,
     mask: jax.Array,
     bias: jax.Array | None = None,
     weight_dropout: jax.Array | float = 1.0,
     rotate: Callable[[jax.Array], jax.Array] | None = None,
+    cache: KeptKeysValues | None = None,
   ) -> jax.Array:
     """Return, for each query, the weighted sum of the values that its mask allows.
 
@@ -113,13 +115,16 @@ class MultiHeadAttention(nn.Module):
 
     Args:
       queries: (rows, query_length, emb_dim) float, inputs of the queries.
-      keys_values: (rows, key_length, emb_dim) float, inputs of the keys and values.
-      mask: (rows, 1, query_length, key_length) bool, see `attention_mask`.
+      keys_values: (rows, key_length, emb_dim) float, inputs of the keys and values; None where the cache has
+        them.
+      mask: (rows, 1, query_length, key_length) bool, see `attention_mask`. Where the cache has one row for n
+        neighbouring rows of queries, their tokens are queries of that row: (rows / n, 1, n, key_length).
       bias: (1, num_heads, query_length, key_length) float, see `RelativePositionBiases`.
       weight_dropout: factors for the attention weights, (rows, num_heads, 1, key_length), see
         `draw_dropout`.
       rotate: turns queries and keys, (rows, length, heads, head_dim), by their positions, see
         `make_rotation`; None for none.
+      cache: keys and values that are kept from one call to the next; None for the call's own.
 
     Returns:
       (rows, query_length, emb_dim), of dtype `dtype`.
@@ -128,13 +133,17 @@ class MultiHeadAttention(nn.Module):
     query_scale = 1.0 if self.divided_logits else 1.0 / self.head_dim
     query_init = nn.initializers.variance_scaling(query_scale, "fan_in", "normal")
     num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-    query = self._heads(queries, "query", query_init, self.num_heads)
-    key = self._heads(keys_values, "key", init, num_kv_heads)
-    value = self._heads(keys_values, "value", init, num_kv_heads)
-    if rotate is not None:
-      query, key = rotate(query), rotate(key)
+    turn = rotate or (lambda heads: heads)
+    query = turn(self._heads(queries, "query", query_init, self.num_heads))
+
+    def project() -> tuple[jax.Array, jax.Array]:
+      assert keys_values is not None, "a cache without them asks for none"
+      key = self._heads(keys_values, "key", init, num_kv_heads)
+      return turn(key), self._heads(keys_values, "value", init, num_kv_heads)
+
+    key, value = project() if cache is None else cache.extend(self, project)
     attended = attend(
-      query,
+      query.reshape(key.shape[0], -1, *query.shape[2:]),
       key,
       value,
       mask=mask,
@@ -144,7 +153,7 @@ class MultiHeadAttention(nn.Module):
       float32_logits=self.float32_logits,
       implementation=self.implementation,
     )
-    attended = constrain(attended, "batch", "length", "heads", "kv")
+    attended = constrain(attended.reshape(query.shape), "batch", "length", "heads", "kv")
     emb_dim = queries.shape[-1]
     if not self.joined_kernels:
       out = dense(emb_dim, ("heads", "kv", "embed"), name="out", dtype=self.dtype, init=init, axis=(-2, -1))

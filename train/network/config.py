@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from anystep.limits import is_count, is_number
 from anystep.train.configuration.built_values import LEFT_OUT_AT_DEFAULT
+from anystep.train.decoding.key_value_cache import CACHE, ENCODED, CacheUse, Step
 from anystep.train.network.attention import (
   IMPLEMENTATIONS,
   MultiHeadAttention,
@@ -128,6 +129,13 @@ class LayerConfig(abc.ABC):
       self.num_heads, bidirectional=bidirectional, dtype=self.dtype, name="relpos_bias"
     )
 
+  def decoder_biases(self, length: int, cache: CacheUse | None) -> jax.Array:
+    """Return the biases of a decoder's self-attention for a call with this many tokens."""
+    biases = self.position_biases(bidirectional=False)
+    if isinstance(cache, Step):
+      return biases(cache.length, query_positions=cache.positions)
+    return biases(length)
+
   def mlp(self, name: str) -> MlpBlock:
     """Return a feed-forward block with these sizes."""
     return MlpBlock(self.mlp_dim, tuple(self.mlp_activations), dtype=self.dtype, name=name)
@@ -221,7 +229,7 @@ class ScannedConfig(LayerConfig, abc.ABC):
       return x
     scan = nn.scan(
       lambda module, x, row_keys: (apply(module, x, row_keys), None),
-      variable_axes={"params": 1},
+      variable_axes={"params": 1, CACHE: 1, ENCODED: 1},
       split_rngs={"params": True},
       length=len(keys),
       metadata_params={nn.PARTITION_NAME: "layers"},

@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
+from anystep.train.decoding.key_value_cache import CacheUse, Prefill, Step
 from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import LayerConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
@@ -40,8 +42,9 @@ class DecoderLayer(nn.Module):
     bias: jax.Array | None = None,
     rotate: Callable[[jax.Array], jax.Array] | None = None,
     row_keys: jax.Array | None,
+    cache: CacheUse | None = None,
   ) -> jax.Array:
-    """(rows, length, emb_dim) to the same; mask, bias and rotate as of `MultiHeadAttention`."""
+    """(rows, length, emb_dim) to the same; arguments as of `MultiHeadAttention`, and keys of dropout."""
     cfg = self.config
     _, length, emb_dim = x.shape
     drop = draw_dropout(
@@ -57,7 +60,7 @@ class DecoderLayer(nn.Module):
     )
     y = cfg.norm("pre_self_attention_layer_norm")(x)
     y = cfg.attention("self_attention")(
-      y, y, mask=mask, bias=bias, weight_dropout=drop["weights"], rotate=rotate
+      y, y, mask=mask, bias=bias, weight_dropout=drop["weights"], rotate=rotate, cache=cache
     )
     x += y * drop["attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
@@ -71,17 +74,19 @@ class Decoder(nn.Module):
   config: DecoderConfig
 
   @nn.compact
-  def __call__(self, tokens: jax.Array, *, mask: jax.Array, row_keys: jax.Array | None) -> jax.Array:
+  def __call__(
+    self, tokens: jax.Array, *, mask: jax.Array, row_keys: jax.Array | None, cache: CacheUse | None = None
+  ) -> jax.Array:
     """(rows, length) int32 to (rows, length, vocab_size) float32; mask as of `attention_mask`."""
     cfg = self.config
     *keys, end_keys = layer_keys(row_keys, stack=0, num_layers=cfg.num_layers)
     ends = {"first": (1, cfg.emb_dim), "last": (1, cfg.emb_dim)}
     drop = draw_dropout(end_keys, cfg.dropout_rate, shapes=ends, dtype=cfg.dtype)
     embedding = cfg.embedding("token_embedder")
-    bias = cfg.position_biases(bidirectional=False)(tokens.shape[1])
-    x = embedding(tokens) * drop["first"]
+    bias = cfg.decoder_biases(tokens.shape[1], cache)
+    x = embedding(tokens, has_gradient=cache is None) * drop["first"]
     for i in range(cfg.num_layers):
-      x = DecoderLayer(cfg, name=f"layers_{i}")(x, mask=mask, bias=bias, row_keys=keys[i])
+      x = DecoderLayer(cfg, name=f"layers_{i}")(x, mask=mask, bias=bias, row_keys=keys[i], cache=cache)
     return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
@@ -129,3 +134,30 @@ class DecoderWrapper(nn.Module):
       prefix=None if decoder_causal_attention is None else decoder_causal_attention > 0,
     )
     return self.decoder(decoder_input_tokens, mask=mask, row_keys=row_keys)
+
+  def prefill(
+    self, prompts: jax.Array, *, length: int, decoder_causal_attention: jax.Array | None = None
+  ) -> None:
+    """Fill the collection `cache`, with room for `length` tokens, with the prompts' keys and values.
+
+    Args:
+      prompts: (rows, prompt_length) int32, the first token, the prompt, and padding.
+      length: most tokens that the decoder is given, the prompts' too.
+      decoder_causal_attention: as of `__call__`.
+    """
+    valid = jnp.ones(prompts.shape, bool)
+    prefix = None if decoder_causal_attention is None else decoder_causal_attention > 0
+    # Keys at padding come after all of the prompt, which does not see them, and steps replace them.
+    mask = attention_mask(valid, valid, causal=True, prefix=prefix)
+    self.decoder(prompts, mask=mask, row_keys=None, cache=Prefill(length=length))
+
+  def decode_step(self, tokens: jax.Array, positions: jax.Array, *, length: int) -> jax.Array:
+    """Logits of the tokens after these, from what `prefill` filled: (rows, vocab_size) float32.
+
+    Args:
+      tokens: (rows, 1) int32, one token of each row; keys and values of those before it are in the cache.
+      positions: (rows,) int32, their positions.
+      length: that of `prefill`.
+    """
+    step = Step(positions=positions, length=length)
+    return self.decoder(tokens, mask=step.mask, row_keys=None, cache=step)[:, 0]

@@ -82,7 +82,7 @@ class Embedding(nn.Module):
     lookup: `one_hot`, a product with one-hot rows as in T5X, whose gradient is a product too and not a sum in
       whatever order an accelerator's threads come; or `gather`, which takes less time where the vocabulary is
       large and the processor small. An id outside the vocabulary has the embedding 0 with `one_hot`, and nan
-      with `gather`.
+      with `gather`. Decoding needs no gradient, and always gathers.
     dtype: dtype of embeddings; the table is float32.
     init_stddev: standard deviation of the table's initial values.
   """
@@ -98,13 +98,14 @@ class Embedding(nn.Module):
     table: Any = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
     self.embedding = table
 
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    """(rows, length) int to (rows, length, emb_dim)."""
+  def __call__(self, tokens: jax.Array, *, has_gradient: bool = True) -> jax.Array:
+    """(rows, length) int to (rows, length, emb_dim); without a gradient by a gather, to the same."""
     table = self.embedding.astype(self.dtype)
-    if self.lookup == "one_hot":
+    if self.lookup == "one_hot" and has_gradient:
       embeddings = jax.nn.one_hot(tokens, self.vocab_size, dtype=self.dtype) @ table
     else:
-      embeddings = jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+      outside = 0.0 if self.lookup == "one_hot" else jnp.nan
+      embeddings = jnp.take(table, tokens, axis=0, mode="fill", fill_value=outside)
     return constrain(embeddings, "batch", "length", "embed")
 
   def logits(self, x: jax.Array) -> jax.Array:

@@ -73,8 +73,14 @@ class RelativePositionBiases(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, length: int) -> jax.Array:
-    """Biases for attention among `length` tokens, (1, num_heads, length, length)."""
+  def __call__(self, length: int, *, query_positions: jax.Array | None = None) -> jax.Array:
+    """Biases for attention among `length` tokens, (1, num_heads, length, length).
+
+    Args:
+      length: number of keys.
+      query_positions: (rows,) int32, for one query in each row, which sees no key after it: its position. The
+        biases are then (rows, num_heads, 1, length).
+    """
     init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
     table = self.param(
       "rel_embedding",
@@ -83,12 +89,19 @@ class RelativePositionBiases(nn.Module):
       jnp.float32,
     )
     positions = np.arange(length, dtype=np.int32)
+    relative = -positions if query_positions is not None else positions[None, :] - positions[:, None]
     buckets = relative_position_buckets(
-      positions[None, :] - positions[:, None],
+      relative,
       bidirectional=self.bidirectional,
       num_buckets=self.num_buckets,
       max_distance=self.max_distance,
     )
+    if query_positions is not None:
+      distances = jnp.clip(query_positions[:, None] - positions[None, :], 0, length - 1)
+      biases = jnp.asarray(table, self.dtype)[:, buckets][:, distances]
+      # As in T5X, a row that waits for others beyond the last position has none.
+      biases = jnp.where((query_positions < length)[None, :, None], biases, 0)
+      return biases.transpose(1, 0, 2)[:, :, None, :]
     # A contraction in place of table[:, buckets], whose gradient would be a slow scatter-add.
     one_hot = jax.nn.one_hot(buckets, self.num_buckets, axis=0, dtype=self.dtype)
     return jnp.einsum("hb,bqk->hqk", jnp.asarray(table, self.dtype), one_hot)[None]

@@ -13,6 +13,7 @@ from typing import ClassVar
 import jax
 from flax import linen as nn
 
+from anystep.train.decoding.key_value_cache import CacheUse
 from anystep.train.network.config import EncoderDecoderConfig, ScannedConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
 from anystep.train.network.layers import Embedding
@@ -57,12 +58,13 @@ class Decoder(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    encoded: jax.Array,
+    encoded: jax.Array | None,
     *,
     mask: jax.Array,
     cross_mask: jax.Array,
     embedding: Embedding,
     row_keys: jax.Array | None,
+    cache: CacheUse | None = None,
   ) -> jax.Array:
     """From embeddings to logits, as `t5.Decoder`."""
     cfg = self.config
@@ -71,7 +73,7 @@ class Decoder(nn.Module):
     drop = draw_dropout(end_keys, cfg.dropout_rate, shapes=ends, dtype=cfg.dtype)
 
     def apply(layer: DecoderLayer, x: jax.Array, row_keys: jax.Array | None) -> jax.Array:
-      return layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=None, row_keys=row_keys)
+      return layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=None, row_keys=row_keys, cache=cache)
 
     x = cfg.apply_layers(apply, partial(DecoderLayer, cfg), x * drop["first"], keys, name="decoder")
     return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)

@@ -7,8 +7,10 @@ checkpoints pass both ways. Dropout is on where `apply` gets keys for it, and of
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
+from anystep.train.decoding.key_value_cache import CacheUse, Prefill, Step
 from anystep.train.network.attention import attention_mask
 from anystep.train.network.config import EncoderDecoderConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
@@ -73,14 +75,25 @@ class DecoderLayer(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    encoded: jax.Array,
+    encoded: jax.Array | None,
     *,
     mask: jax.Array,
     cross_mask: jax.Array,
     bias: jax.Array | None,
     row_keys: jax.Array | None,
+    cache: CacheUse | None = None,
   ) -> jax.Array:
-    """(rows, length, emb_dim) to the same; `encoded` is (rows, encoder_length, emb_dim), others as above."""
+    """(rows, length, emb_dim) to the same.
+
+    Args:
+      x: as of `EncoderLayer`.
+      encoded: (rows, encoder_length, emb_dim), or None where the cache has what is needed of it.
+      mask: as of `EncoderLayer`.
+      cross_mask: mask of the attention to `encoded`.
+      bias: as of `EncoderLayer`.
+      row_keys: likewise.
+      cache: keys and values of tokens before; None for none.
+    """
     cfg = self.config
     _, length, emb_dim = x.shape
     drop = draw_dropout(
@@ -89,7 +102,7 @@ class DecoderLayer(nn.Module):
       shapes={
         "weights": (cfg.num_heads, 1, length),
         "attention": (1, emb_dim),
-        "cross_weights": (cfg.num_heads, 1, encoded.shape[1]),
+        "cross_weights": (cfg.num_heads, 1, cross_mask.shape[-1]),
         "cross_attention": (1, emb_dim),
         "hidden": (1, cfg.mlp_dim),
         "mlp": (1, emb_dim),
@@ -97,13 +110,15 @@ class DecoderLayer(nn.Module):
       dtype=cfg.dtype,
     )
     if bias is None:
-      bias = cfg.position_biases(bidirectional=False)(length)
+      bias = cfg.decoder_biases(length, cache)
     y = cfg.norm("pre_self_attention_layer_norm")(x)
-    y = cfg.attention("self_attention")(y, y, mask=mask, bias=bias, weight_dropout=drop["weights"])
+    attention = cfg.attention("self_attention")
+    y = attention(y, y, mask=mask, bias=bias, weight_dropout=drop["weights"], cache=cache)
     x += y * drop["attention"]
     y = cfg.norm("pre_cross_attention_layer_norm")(x)
     attention = cfg.attention("encoder_decoder_attention", implementation=cfg.cross_attention_implementation)
-    y = attention(y, encoded, mask=cross_mask, weight_dropout=drop["cross_weights"])
+    kept = None if cache is None else cache.of_encoder
+    y = attention(y, encoded, mask=cross_mask, weight_dropout=drop["cross_weights"], cache=kept)
     x += y * drop["cross_attention"]
     y = cfg.norm("pre_mlp_layer_norm")(x)
     y = cfg.mlp("mlp")(y, hidden_dropout=drop["hidden"])
@@ -140,22 +155,25 @@ class Decoder(nn.Module):
   def __call__(
     self,
     x: jax.Array,
-    encoded: jax.Array,
+    encoded: jax.Array | None,
     *,
     mask: jax.Array,
     cross_mask: jax.Array,
     embedding: Embedding,
     row_keys: jax.Array | None,
+    cache: CacheUse | None = None,
   ) -> jax.Array:
     """From embeddings to logits.
 
     Args:
       x: (rows, length, emb_dim) float, embedded decoder inputs.
-      encoded: (rows, encoder_length, emb_dim) float, what the encoder returned.
+      encoded: (rows, encoder_length, emb_dim) float, what the encoder returned; None where the cache has
+        what is needed of it.
       mask: (rows, 1, length, length) bool.
       cross_mask: (rows, 1, length, encoder_length) bool.
       embedding: the embedding table, for `logits_via_embedding`.
       row_keys: (rows,) keys of dropout, or None for none.
+      cache: keys and values of tokens before; None for none.
 
     Returns:
       Logits, (rows, length, vocab_size) float32.
@@ -165,11 +183,11 @@ class Decoder(nn.Module):
     *keys, end_keys = layer_keys(row_keys, stack=DECODER, num_layers=cfg.num_decoder_layers)
     ends = {"first": (1, emb_dim), "last": (1, emb_dim)}
     drop = draw_dropout(end_keys, cfg.dropout_rate, shapes=ends, dtype=cfg.dtype)
-    bias = cfg.position_biases(bidirectional=False)(length)
+    bias = cfg.decoder_biases(length, cache)
     x *= drop["first"]
     for i in range(cfg.num_decoder_layers):
       layer = DecoderLayer(cfg, name=f"layers_{i}")
-      x = layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=bias, row_keys=keys[i])
+      x = layer(x, encoded, mask=mask, cross_mask=cross_mask, bias=bias, row_keys=keys[i], cache=cache)
     return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
 
@@ -255,6 +273,59 @@ class EncoderDecoder(nn.Module):
       embedding=self.token_embedder,
       row_keys=row_keys,
     )
+
+  def prefill(self, encoder_input_tokens: jax.Array, *, length: int) -> None:
+    """Fill the collections `cache`, with room for `length` tokens, and `encoded`; see `decode_step`.
+
+    Args:
+      encoder_input_tokens: (rows, encoder_length) int32.
+      length: most tokens that the decoder is given.
+    """
+    valid_inputs = encoder_input_tokens > 0
+    encoded = self.encoder(
+      self.token_embedder(encoder_input_tokens, has_gradient=False),
+      mask=attention_mask(valid_inputs, valid_inputs),
+      row_keys=None,
+    )
+    # The first token, which the first step gives again, makes the arrays.
+    first = jnp.zeros((encoded.shape[0], 1), jnp.int32)
+    valid = jnp.ones(first.shape, bool)
+    self.decoder(
+      self.token_embedder(first, has_gradient=False),
+      encoded,
+      mask=attention_mask(valid, valid),
+      cross_mask=attention_mask(valid, valid_inputs),
+      embedding=self.token_embedder,
+      row_keys=None,
+      cache=Prefill(length=length),
+    )
+
+  def decode_step(
+    self, tokens: jax.Array, positions: jax.Array, *, length: int, encoder_input_tokens: jax.Array
+  ) -> jax.Array:
+    """Logits of the tokens after these, from what `prefill` filled: (rows, vocab_size) float32.
+
+    Args:
+      tokens: (rows, 1) int32, one token of each row, its predecessors given before.
+      positions: (rows,) int32, their positions.
+      length: that of `prefill`.
+      encoder_input_tokens: (examples, encoder_length) int32, those of `prefill`; the rows may be n decodes
+        of each.
+    """
+    step = Step(positions=positions, length=length)
+    decodes = jnp.ones(
+      (encoder_input_tokens.shape[0], tokens.shape[0] // encoder_input_tokens.shape[0]), bool
+    )
+    logits = self.decoder(
+      self.token_embedder(tokens, has_gradient=False),
+      None,
+      mask=step.mask,
+      cross_mask=attention_mask(decodes, encoder_input_tokens > 0),
+      embedding=self.token_embedder,
+      row_keys=None,
+      cache=step,
+    )
+    return logits[:, 0]
 
 
 class Transformer(EncoderDecoder):

@@ -1,20 +1,19 @@
 """Every family beside T5X's and Hugging Face's numbers: names, shapes, axes, losses and logits."""
 
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 from t5x_cases import (
   FIXTURES,
   Variable,
   arrays,
   document,
-  hugging_face_weights,
+  hugging_face_network,
   model_info,
   t5x_batches,
   t5x_model,
@@ -23,8 +22,6 @@ from t5x_cases import (
 
 from anystep.train.learning_rates import learning_rate_schedule
 from anystep.train.models.train_state import initialize
-from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
-from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.optimizers import adafactor
 from anystep.train.partitioning import Partitioner
 
@@ -131,64 +128,14 @@ def test_rounding_is_t5xs(case, options, optimized):
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 
-def hugging_face_params(weights, *, own_biases):
-  """Parameters by our names; with `own_biases` every layer has its own, as in umT5."""
-  params = {"token_embedder/embedding": weights["shared.weight"]}
-  if "lm_head.weight" in weights:
-    params["decoder/logits_dense/kernel"] = weights["lm_head.weight"].T
-  blocks = {"encoder": ["attention", "mlp"]}
-  blocks["decoder"] = ["self_attention", "encoder_decoder_attention", "mlp"]
-  norms = {"attention": "attention", "self_attention": "self_attention", "mlp": "mlp"}
-  norms["encoder_decoder_attention"] = "cross_attention"
-  names = {"q": "query", "k": "key", "v": "value", "o": "out"}
-  for stack, inner in blocks.items():
-    params[f"{stack}/{stack}_norm/scale"] = weights[f"{stack}.final_layer_norm.weight"]
-    for name, value in weights.items():
-      parts = name.split(".")
-      if parts[:2] != [stack, "block"]:
-        continue
-      layer, place = f"{stack}/layers_{parts[2]}", inner[int(parts[4])]
-      match parts[5:]:
-        case ["layer_norm", _]:
-          params[f"{layer}/pre_{norms[place]}_layer_norm/scale"] = value
-        case [_, "relative_attention_bias", _]:
-          params[f"{layer if own_biases else stack}/relpos_bias/rel_embedding"] = value.T
-        case [_, kernel, _]:
-          params[f"{layer}/{place}/{names.get(kernel, kernel)}/kernel"] = value.T
-  return params
-
-
 @pytest.mark.parametrize("name", ["hf_t5/t5_1_0", "hf_t5/t5_1_1", "hf_umt5/umt5"])
 def test_logits_are_hugging_faces(name):
-  folder = FIXTURES / name
-  config = json.loads((folder / "config.json").read_text())
-  sizes = {
-    "vocab_size": config["vocab_size"],
-    "emb_dim": config["d_model"],
-    "num_heads": config["num_heads"],
-    "head_dim": config["d_kv"],
-    "mlp_dim": config["d_ff"],
-    "num_encoder_layers": config["num_layers"],
-    "num_decoder_layers": config["num_decoder_layers"],
-    "mlp_activations": ("gelu", "linear") if config["is_gated_act"] else ("relu",),
-    "logits_via_embedding": config.get("tie_word_embeddings", True),
-  }
-  umt5 = config["model_type"] == "umt5"
-  params = hugging_face_params(hugging_face_weights(folder), own_biases=umt5)
-  if umt5:
-    network = ScalableTransformer(ScalableT5Config(**sizes, scan_layers=False))
-    for path in params:
-      if "attention/" in path and "/out/" not in path:
-        params[path] = params[path].reshape(-1, config["num_heads"], config["d_kv"])
-      elif "/out/" in path:
-        params[path] = params[path].reshape(config["num_heads"], config["d_kv"], -1)
-  else:
-    network = Transformer(T5Config(**sizes))
-  with np.load(folder / "expected.npz") as expected:
+  network, params = hugging_face_network(name)
+  with np.load(FIXTURES / name / "expected.npz") as expected:
     # Hugging Face's decoder has no mask but the causal one: to it no target is padding.
     targets = np.ones_like(expected["decoder_target_tokens"])
     logits = jax.jit(network.apply)(
-      {"params": unflatten_dict(params, sep="/")},
+      {"params": params},
       expected["encoder_input_tokens"],
       expected["decoder_input_tokens"],
       decoder_target_tokens=targets,
