@@ -58,7 +58,7 @@ FLOORS = """
   anystep.train.checkpoints
   anystep.train.conversion anystep.train.reports
   anystep.train.runs
-  anystep.train.convert anystep.train.main
+  anystep.train.convert anystep.train.loading anystep.train.main
   anystep.train anystep.train.__main__ anystep.train.demo
 """
 FLOOR_OF = {room: number for number, line in enumerate(FLOORS.split("\n")) for room in line.split()}
