@@ -16,6 +16,7 @@ import numpy as np
 from flax import linen as nn
 
 from anystep.limits import is_number
+from anystep.train.decoding.key_value_cache import CacheUse, Prefill, Step
 from anystep.train.network.attention import MultiHeadAttention, attention_mask
 from anystep.train.network.config import ScannedConfig
 from anystep.train.network.decoder_only import DecoderLayer
@@ -119,7 +120,13 @@ class Decoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, tokens: jax.Array, *, mask: jax.Array, positions: jax.Array, row_keys: jax.Array | None
+    self,
+    tokens: jax.Array,
+    *,
+    mask: jax.Array,
+    positions: jax.Array,
+    row_keys: jax.Array | None,
+    cache: CacheUse | None = None,
   ) -> jax.Array:
     """(rows, length) int32 to (rows, length, vocab_size) float32; positions are (rows or 1, length) int32."""
     cfg = self.config
@@ -130,9 +137,9 @@ class Decoder(nn.Module):
     rotate = make_rotation(positions, cfg.rotary_frequencies)
 
     def apply(layer: DecoderLayer, x: jax.Array, row_keys: jax.Array | None) -> jax.Array:
-      return layer(x, mask=mask, rotate=rotate, row_keys=row_keys)
+      return layer(x, mask=mask, rotate=rotate, row_keys=row_keys, cache=cache)
 
-    x = embedding(tokens) * drop["first"]
+    x = embedding(tokens, has_gradient=cache is None) * drop["first"]
     x = cfg.apply_layers(apply, partial(DecoderLayer, cfg), x, keys, name="layers")
     return cfg.logits(cfg.norm("decoder_norm")(x) * drop["last"], embedding)
 
@@ -186,3 +193,18 @@ class Llama(nn.Module):
     if decoder_positions is None:
       decoder_positions = jnp.arange(decoder_input_tokens.shape[1], dtype=jnp.int32)[None]
     return self.decoder(decoder_input_tokens, mask=mask, positions=decoder_positions, row_keys=row_keys)
+
+  def prefill(
+    self, prompts: jax.Array, *, length: int, decoder_causal_attention: jax.Array | None = None
+  ) -> None:
+    """See `DecoderWrapper.prefill`."""
+    valid = jnp.ones(prompts.shape, bool)
+    prefix = None if decoder_causal_attention is None else decoder_causal_attention > 0
+    mask = attention_mask(valid, valid, causal=True, prefix=prefix)
+    positions = jnp.arange(prompts.shape[1], dtype=jnp.int32)[None]
+    self.decoder(prompts, mask=mask, positions=positions, row_keys=None, cache=Prefill(length=length))
+
+  def decode_step(self, tokens: jax.Array, positions: jax.Array, *, length: int) -> jax.Array:
+    """See `DecoderWrapper.decode_step`."""
+    step = Step(positions=positions, length=length)
+    return self.decoder(tokens, mask=step.mask, positions=positions[:, None], row_keys=None, cache=step)[:, 0]

@@ -24,6 +24,7 @@ from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.models.flax_modules import FlaxModel
 from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
+from anystep.train.network.llama import Llama, LlamaConfig
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 from anystep.train.partitioning import Partitioner
@@ -202,6 +203,11 @@ FAMILIES = {
   "prefix": lambda: DecoderOnlyModel(
     DecoderWrapper(DecoderConfig(**SIZES, num_layers=2)), inputs_bidirectional_attention=True
   ),
+  "llama": lambda: DecoderOnlyModel(Llama(LlamaConfig(**SIZES, num_layers=2, num_kv_heads=1))),
+  "llama, not scanned": lambda: DecoderOnlyModel(
+    Llama(LlamaConfig(**SIZES, num_layers=2, num_kv_heads=1, scan_layers=False)),
+    inputs_bidirectional_attention=True,
+  ),
   "own module": lambda: FlaxModel(Pooled()),
 }
 
@@ -266,7 +272,7 @@ def test_predictions_with_a_cache_are_those_without(family):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["t5", "scanned", "prefix", "own module"])
+@pytest.mark.parametrize("family", ["t5", "scanned", "prefix", "llama", "own module"])
 @pytest.mark.parametrize("decoding", ["beams", "samples"])
 def test_a_rows_answer_does_not_depend_on_the_rows_beside_it(family, decoding):
   model, params = make_model(family)
