@@ -21,19 +21,12 @@ from jax.sharding import PartitionSpec
 from anystep.errors import AnystepError, ExitCode, find_nearest
 from anystep.features.converters import DecoderConverter, EncoderDecoderConverter, FeatureConverter
 from anystep.limits import is_count
-from anystep.train.decoding.steps import DecodeFn, DecodingState, repeat_rows
+from anystep.train.decoding.steps import DecodeFn
 from anystep.train.models.accumulation import average_mutables
 from anystep.train.models.base import Batch, Metrics, Tree
-from anystep.train.models.prediction import (
-  GREEDY,
-  check_unpacked,
-  find_eos_id,
-  select_decodes,
-  without_prompts,
-)
+from anystep.train.models.prediction import GREEDY, find_eos_id, predict_without_cache
 from anystep.train.models.teacher_forcing import (
   TeacherForcedModel,
-  check_features,
   make_row_keys,
   scores_of_logits,
 )
@@ -212,43 +205,17 @@ class FlaxModel(TeacherForcedModel):
     return_all_decodes: bool = False,
     mutables: Mapping[str, Tree] | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """See `base.PredictingModel`. A module keeps no keys and values: each step computes all tokens again.
-
-    Tokens that `decoder_causal_attention` marks, where the batch has it, are the prompts.
-
-    Raises:
-      ValueError: the batch lacks `decoder_input_tokens`, or its rows are packed.
-    """
-    check_features(batch, ("decoder_input_tokens",))
-    check_unpacked(batch)
-    tokens, prefix = batch["decoder_input_tokens"], batch.get("decoder_causal_attention")
-    prompts = jnp.zeros_like(tokens) if prefix is None else tokens * prefix
-    length = tokens.shape[1]
-    rows = repeat_rows(dict(batch), num_decodes)
-
-    def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Tree]:
-      index = jnp.minimum(state.cur_index, length - 1)[:, None]
-      features = rows | {
-        "decoder_input_tokens": state.sequences[:, :length],
-        # Where targets are 0 there is padding.
-        "decoder_target_tokens": (jnp.arange(length)[None, :] <= index).astype(jnp.int32),
-      }
-      logits, _ = self._apply({"params": params, **(mutables or {})}, features, None, mutable=())
-      return jnp.take_along_axis(logits, index[:, :, None], axis=1)[:, 0], state.cache
-
-    sequences, scores = decode_fn(
-      prompts,
-      {},
-      tokens_to_logits,
+    """See `base.PredictingModel` and `prediction.predict_without_cache`."""
+    variables = {"params": params, **(mutables or {})}
+    return predict_without_cache(
+      lambda features: self._apply(variables, features, None, mutable=())[0],
+      batch,
+      decode_fn=decode_fn,
       eos_id=find_eos_id(self.vocabulary),
       num_decodes=num_decodes,
-      initial_index=None,
       keys=keys,
+      return_all_decodes=return_all_decodes,
     )
-    if prefix is not None:
-      prompt_lengths = jnp.maximum(jnp.sum(prefix, axis=1, dtype=jnp.int32) - 1, 0)
-      sequences = without_prompts(sequences, prompt_lengths)
-    return select_decodes(sequences, scores, return_all_decodes=return_all_decodes)
 
   def rows_together(self, num_rows: int) -> int:
     """Return the number of neighbouring rows that share a key, in a batch of `num_rows`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from anystep.train.decoding.key_value_cache import CACHE, ENCODED
 from anystep.train.decoding.sampling import temperature_sample
-from anystep.train.decoding.steps import DecodeFn, DecodingState
-from anystep.train.models.base import Tree
+from anystep.train.decoding.steps import DecodeFn, DecodingState, repeat_rows
+from anystep.train.models.base import Batch, Tree
 
 DEFAULT_EOS_ID = 1
 GREEDY: DecodeFn = partial(temperature_sample, temperature=0.0, rescale_log_probs=False)
@@ -61,6 +61,59 @@ def make_step(module: Any, params: Tree, filled: Mapping[str, Tree], **keywords:
     return logits, changed[CACHE]
 
   return tokens_to_logits
+
+
+def predict_without_cache(
+  logits_of: Callable[[Batch], jax.Array],
+  batch: Batch,
+  *,
+  decode_fn: DecodeFn,
+  eos_id: int,
+  num_decodes: int,
+  keys: jax.Array | None,
+  return_all_decodes: bool,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Return what a module predicts that keeps no keys and values: each step computes all tokens again.
+
+  Tokens that `decoder_causal_attention` marks, where the batch has it, are the prompts.
+
+  Args:
+    logits_of: from features to the logits of all tokens, (rows, length, vocab_size).
+    batch: see `base.PredictingModel`; the others are its arguments.
+
+  Raises:
+    ValueError: the batch lacks `decoder_input_tokens`, or its rows are packed.
+  """
+  check_unpacked(batch)
+  if "decoder_input_tokens" not in batch:
+    raise ValueError(f"batch: expected decoder_input_tokens, got {tuple(batch)}")
+  tokens, prefix = batch["decoder_input_tokens"], batch.get("decoder_causal_attention")
+  prompts = jnp.zeros_like(tokens) if prefix is None else tokens * prefix
+  length = tokens.shape[1]
+  rows = repeat_rows(dict(batch), num_decodes)
+
+  def tokens_to_logits(state: DecodingState) -> tuple[jax.Array, Tree]:
+    index = jnp.minimum(state.cur_index, length - 1)[:, None]
+    features = rows | {
+      "decoder_input_tokens": state.sequences[:, :length],
+      # Where targets are 0 there is padding.
+      "decoder_target_tokens": (jnp.arange(length)[None, :] <= index).astype(jnp.int32),
+    }
+    return jnp.take_along_axis(logits_of(features), index[:, :, None], axis=1)[:, 0], state.cache
+
+  sequences, scores = decode_fn(
+    prompts,
+    {},
+    tokens_to_logits,
+    eos_id=eos_id,
+    num_decodes=num_decodes,
+    initial_index=None,
+    keys=keys,
+  )
+  if prefix is not None:
+    prompt_lengths = jnp.maximum(jnp.sum(prefix, axis=1, dtype=jnp.int32) - 1, 0)
+    sequences = without_prompts(sequences, prompt_lengths)
+  return select_decodes(sequences, scores, return_all_decodes=return_all_decodes)
 
 
 def select_decodes(
