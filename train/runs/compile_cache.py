@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+_OPTIONS = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
 # Least recently used entries are removed beyond it.
 _MAX_BYTES = 4 << 30
 
@@ -21,7 +22,8 @@ def keep_compiled() -> None:
   What others could write is never executed: where the folder is not this user's alone, a line says so, and
   nothing is kept. Compiled code is for one kind of processor, and each kind has its own folder.
   """
-  if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir is not None:
+  is_enabled, folder_of_jax = (getattr(jax.config, name) for name in _OPTIONS)
+  if not is_enabled or folder_of_jax is not None:
     return
   try:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anystep" / "compiled"
