@@ -330,3 +330,5 @@ def test_batches_that_cannot_be_predicted_are_refused():
   model = FAMILIES["decoder only"]()
   with pytest.raises(ValueError, match=r"\['decoder_causal_attention'\] missing"):
     model.predict_batch({}, {"decoder_input_tokens": batch["decoder_input_tokens"]})
+  with pytest.raises(ValueError, match="expected decoder_input_tokens"):
+    FAMILIES["own module"]().predict_batch({}, {"decoder_causal_attention": batch["decoder_input_tokens"]})
