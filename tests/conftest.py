@@ -17,8 +17,12 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+# Beam's gRPC runs in these processes, and its handlers of fork can crash a child that another test forks.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # Many tests start the same training: it is compiled once.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="anystep-compiled-"))
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  _COMPILED = tempfile.TemporaryDirectory(prefix="anystep-compiled-")
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # What tests run is small: it takes longer to optimize than to run.

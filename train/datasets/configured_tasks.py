@@ -38,10 +38,10 @@ def split_by_task(config: DatasetConfig) -> list[DatasetConfig]:
   Raises:
     AnystepError: as `find_configured_tasks`.
   """
-  tasks = find_configured_tasks(config).tasks
-  if config.mixture_or_task_name not in seqio.MixtureRegistry.names():
+  named = find_configured_tasks(config)
+  if not isinstance(named.rates, seqio.Mixture):
     return [config]
-  return [dataclasses.replace(config, mixture_or_task_name=name) for name in tasks]
+  return [dataclasses.replace(config, mixture_or_task_name=name) for name in named.tasks]
 
 
 def find_configured(config: DatasetConfig) -> seqio.Task | seqio.Mixture:

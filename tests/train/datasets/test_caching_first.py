@@ -186,7 +186,7 @@ def test_what_is_not_described_yet_is_described_below_the_run(command, tasks_of,
   ]
   assert "describing files where they are: anystep-cache --tasks=in_place" in capsys.readouterr().out
   assert prepared.data.plan.tasks["in_place"].layout == "as_is"
-  assert sum(len(part.examples["targets"]) for part in prepared.evaluation.evaluation_batches()) == 40
+  assert sum(len(part.examples["targets"]) for part in prepared.evaluation[0].evaluation_batches()) == 40
   prepared.data.record(tmp_path / "model", 0)
   assert json.loads((tmp_path / "model" / "data_caches.json").read_text())["cache_dirs"] == [str(index)]
   # Once is enough.

@@ -192,7 +192,7 @@ def test_hosts_share_the_source(data):
 
 def test_an_evaluation_sees_every_example_once_in_order(command):
   prepared = main.prepare(command(**UNCACHED, **EVALUATED))
-  parts = list(prepared.evaluation.evaluation_batches())
+  parts = list(prepared.evaluation[0].evaluation_batches())
   assert [len(part.real) for part in parts] == [8, 8, 8]
   assert sum(part.real.sum() for part in parts) == 21
   task = seqio.TaskRegistry.get(tiny_tasks.NAME)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
-from anystep.train.network.scalable_t5 import REMAT_POLICIES, ScalableT5Config, ScalableTransformer
+from anystep.train.network.config import REMAT_POLICIES
+from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 
 SIZES = {
   "vocab_size": 32,
