@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ TRAIN = "train"
 """Group of the metrics of training; those of an evaluation are `eval_SPLIT/TASK`."""
 
 _FOLDER = "metrics"
+_NAME = re.compile(r"start-(\d{5,})\.jsonl\Z")
 
 
 class MetricWriter(Protocol):
@@ -76,7 +78,8 @@ class JsonLinesWriter:
   def __init__(self, model_dir: str):
     folder = epath.Path(model_dir) / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    self._file = (folder / f"start-{len(list(folder.glob('start-*.jsonl'))):05d}.jsonl").open("w")
+    numbers = [int(match[1]) for path in folder.iterdir() if (match := _NAME.match(path.name))]
+    self._file = (folder / f"start-{max(numbers, default=-1) + 1:05d}.jsonl").open("w")
 
   def write(self, step: int, group: str, values: Mapping[str, float]) -> None:
     """See `MetricWriter`."""

@@ -160,6 +160,7 @@ class PreparedRun:
             evaluations.run(state, done, is_interrupted=lambda: termination.requested)
           if termination.requested:
             if not saves:
+              reporter.flush()
               saver.save(state, data.state)
             saver.wait()
             raise preempted(path=trainer.model_dir, checkpoint=f"checkpoint_{done}")

@@ -23,6 +23,11 @@ def test_lines_of_all_starts_are_read_in_order(tmp_path):
   assert [record["values"]["loss"] for record in records[::2]] == [0.0, 0.5, 1.0]
   assert all(record["values"]["accuracy"] != record["values"]["accuracy"] for record in records[1::2])
   assert list(read_metrics(tmp_path / "none")) == []
+  # What is left of earlier starts is never written over.
+  (tmp_path / "metrics" / "start-00000.jsonl").unlink()
+  with MetricWriters([JsonLinesWriter], tmp_path) as writers:
+    writers.write(9, "train", {"loss": 1.0})
+  assert [record["step"] for record in read_metrics(tmp_path)] == [1, 1, 2, 2, 9]
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out_and_a_damaged_one_is_named(tmp_path):
