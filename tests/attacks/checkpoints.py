@@ -89,9 +89,9 @@ def _train(case: Any, model_dir: pathlib.Path, see: Callable[[int, str, str], No
   from anystep.features.digest import batch_digest
   from anystep.train import main
   from anystep.train.partitioning.batches import local_values
-  from anystep.train.runs import trainer
+  from anystep.train.runs import prepared_run
 
-  original = trainer.make_train_step
+  original = prepared_run.make_train_step
 
   def seeing(*args: Any, **kwargs: Any) -> Callable:
     train_step = original(*args, **kwargs)
@@ -106,12 +106,12 @@ def _train(case: Any, model_dir: pathlib.Path, see: Callable[[int, str, str], No
     return step
 
   steps = (f"--gin.TRAIN_STEPS={TOTAL_STEPS}", f"--gin.CHECKPOINT_PERIOD={PERIOD}")
-  trainer.make_train_step = seeing  # type: ignore[assignment]
+  prepared_run.make_train_step = seeing  # type: ignore[assignment]
   try:
     with contextlib.redirect_stdout(sys.stderr):
       main.main(["anystep-train", *case.arguments(model_dir), *steps, *more])
   finally:
-    trainer.make_train_step = original
+    prepared_run.make_train_step = original
 
 
 def _checkpoints(model_dir: pathlib.Path) -> list[pathlib.Path]:
