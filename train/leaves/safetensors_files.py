@@ -44,14 +44,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def read_tensors(directory: str) -> dict[str, Leaf]:
-  """Return the tensors of a directory's file, or of those that its index names.
+  """Return the tensors of a directory's file, or else of those that its index names.
 
   Raises:
     AnystepError: 65 `checkpoint_corrupt`.
   """
-  index_path = os.path.join(directory, INDEX_FILE)
-  if not os.path.exists(index_path):
-    return _read_file(os.path.join(directory, ONE_FILE))
+  path, index_path = (os.path.join(directory, name) for name in (ONE_FILE, INDEX_FILE))
+  # Of both Hugging Face reads the one file.
+  if os.path.exists(path) or not os.path.exists(index_path):
+    return _read_file(path)
   try:
     file_of = dict(read_json(index_path)["weight_map"])
     if any(os.path.basename(name) != name for name in file_of.values()):
@@ -186,7 +187,9 @@ def _begin_file(path: str, entries: Mapping[str, tuple[str, tuple[int, ...], int
   begin = 8 + len(text)
   with open(path, "wb") as file:
     file.write(len(text).to_bytes(8, "little") + text)
-    file.truncate(begin + end)
+    # Blocks, not a hole: on a full disk a write through a map would kill the program.
+    file.flush()
+    os.posix_fallocate(file.fileno(), 0, begin + end)
   return {name: begin + header[name]["data_offsets"][0] for name in entries}
 
 

@@ -95,3 +95,19 @@ def test_an_index_that_does_not_fit_its_files_is_refused(file, tmp_path):
   index.write_text(json.dumps(document))
   with pytest.raises(AnystepError, match="checkpoint_corrupt"):
     safetensors_files.read_tensors(str(tmp_path))
+
+
+def test_of_one_file_and_an_index_the_file_is_read_as_hugging_face_does(tmp_path):
+  first, second = ({"a": array_leaf(np.full((4, 4), value, np.float32))} for value in (1, 2))
+  first["b"] = first["a"]
+  safetensors_files.write_tensors(str(tmp_path), first, lambda _: None, max_file_bytes=64)
+  safetensors_files.write_tensors(str(tmp_path), second, lambda _: None)
+  tensors = safetensors_files.read_tensors(str(tmp_path))
+  assert tensors.keys() == {"a"}
+  np.testing.assert_array_equal(tensors["a"].read_whole(), second["a"].read_whole())
+
+
+def test_room_for_tensors_is_taken_before_they_are_written(tmp_path):
+  path = tmp_path / "model.safetensors"
+  safetensors_files._begin_file(str(path), {"a": ("F32", (1 << 18,), 1 << 20)})
+  assert path.stat().st_blocks * 512 >= path.stat().st_size > 1 << 20
