@@ -113,6 +113,14 @@ def _parameters_of(leaves: Leaves) -> Leaves:
 
 
 def _check_absent(target: str) -> None:
+  if storage.is_remote(target):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "store_unsupported",
+      expected="a directory in a file system as --to",
+      got=target,
+      fix="mount the store, or convert to a disk and copy the directory",
+    )
   if os.path.lexists(target):
     raise AnystepError(
       ExitCode.CANNOT_CREATE,

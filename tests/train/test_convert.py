@@ -71,6 +71,7 @@ def test_hugging_faces_model_is_the_directory_itself(tmp_path):
     (["--from={tmp}/nothing", "--to={out}"], 66, "checkpoint_missing"),
     (["--from={source}", "--to={out}", "--assign=nothing=>x"], 78, "assignment"),
     (["--from={source}", "--to={tmp}", "--format=huggingface"], 73, "output_exists"),
+    (["--from={source}", "--to=gs://bucket/out"], 78, "store_unsupported"),
   ],
 )
 def test_what_cannot_be_is_refused_and_nothing_written(arguments, code, kind, tmp_path):
