@@ -55,13 +55,10 @@ class Start:
 
   @property
   def step(self) -> int:
-    """Step that the run begins at: the checkpoint's, unless a rule says otherwise."""
-    for pattern, template in self.config.assignment_map:
-      match = re.fullmatch(pattern, STEP_LEAF)
-      if match:
-        source = None if template is None else self.saved.leaves.get(match.expand(template))
-        return 0 if source is None else int(source.read_whole())
-    return self.saved.step
+    """Step that the run begins at: the checkpoint's, or 0 where a rule drops it."""
+    rules = self.config.assignment_map
+    template = next((name for pattern, name in rules if re.fullmatch(pattern, STEP_LEAF)), STEP_LEAF)
+    return 0 if template is None else self.saved.step
 
   def __str__(self) -> str:
     return f"{self.saved.path} ({self.saved.format})"

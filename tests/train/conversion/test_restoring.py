@@ -16,8 +16,11 @@ from anystep.train.checkpoints.restore_config import RestoreConfig
 from anystep.train.checkpoints.saved_arrays import as_tree
 from anystep.train.conversion import formats, restoring
 from anystep.train.conversion.anystep_format import leaf_names
-from anystep.train.conversion.restoring import open_start, restore_start, with_dtype
+from anystep.train.conversion.assignment import assign
+from anystep.train.conversion.formats import SavedCheckpoint
+from anystep.train.conversion.restoring import Start, open_start, restore_start, with_dtype
 from anystep.train.learning_rates import learning_rate_schedule
+from anystep.train.leaves.leaf import array_leaf
 from anystep.train.models.train_state import initialize
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
@@ -305,3 +308,16 @@ def test_every_device_gets_its_part():
     for leaf, target in zip(jax.tree.leaves(state.params), jax.tree.leaves(abstract.params), strict=True)
   ]
   assert all(shardings)
+
+
+@pytest.mark.parametrize(
+  ("rules", "step"), [([], 20), ([("state/step", None)], 0), ([("state/step", "state/other")], 20)]
+)
+def test_a_run_begins_at_the_step_that_is_restored(rules, step):
+  leaves = {"state/step": array_leaf(np.array(20)), "state/other": array_leaf(np.array(7))}
+  saved = SavedCheckpoint(path="a test", format="t5x", leaves=leaves)
+  start = Start(saved=saved, config=RestoreConfig(path="a test", assignment_map=rules))
+  assert start.step == step
+  # The leaf of its own name wins over a rule, where nothing else reads it.
+  source = assign(["state/step"], leaves, rules).sources.get("state/step")
+  assert step == (0 if source is None else int(leaves[source].read_whole()))
