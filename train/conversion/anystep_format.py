@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _STATE, _COUNT = "state", "count"
 _VERSION = 1
 # By their names in the network's configuration, what numbers depend on and no leaf's shape says.
-_SETTINGS = ("norm_epsilon", "rope_theta", "rope_scaling_factor")
+_SETTINGS = ("mlp_activations", "norm_epsilon", "rope_theta", "rope_scaling_factor")
 _SCALING_SETTINGS = ("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length")
 _CONFIG = "model.module.config."
 
@@ -192,6 +192,17 @@ def left_over_error(model: str, name: str, leaf: Leaf, *, fix: str = "") -> Anys
     got=leaf.describe(),
     fix=fix or f"leave it out with --assign='{name}=>', or rename it",
   )
+
+
+def check_activations(settings: Mapping[str, Any], expected: Sequence[str]) -> None:
+  """Refuse settings with other activations than a model of Hugging Face's has.
+
+  Raises:
+    AnystepError: 78 `checkpoint_unsupported`.
+  """
+  names = settings.get("mlp_activations", expected)
+  if list(names) != list(expected):
+    raise unsupported_error(f"mlp_activations {list(expected)}", list(names))
 
 
 def unsupported_error(expected: str, got: object, *, path: str | None = None) -> AnystepError:

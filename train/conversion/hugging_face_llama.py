@@ -7,14 +7,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anystep.errors import find_nearest
-from anystep.train.conversion.anystep_format import left_over_error, unsupported_error
+from anystep.train.conversion.anystep_format import check_activations, left_over_error, unsupported_error
 from anystep.train.leaves.leaf import PARAMETERS, Leaf, Leaves, merge_axes, split_axis, stack, transpose
 from anystep.train.leaves.safetensors_files import Names
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 # What our network has, and Hugging Face's configurations may change; their defaults are these.
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_DEFAULTS = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+_DEFAULTS = {
+  "tie_word_embeddings": False,
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 10000.0,
+  "bos_token_id": 1,
+  "eos_token_id": 2,
+  "pad_token_id": None,
+}
+_ACTIVATIONS = ["silu", "linear"]
 # Our names in a layer and theirs.
 _NORMS = {
   "pre_self_attention_layer_norm/scale": "input_layernorm.weight",
@@ -44,8 +52,9 @@ _SCALING = {
   "rope_high_freq_factor": "high_freq_factor",
   "rope_original_length": "original_max_position_embeddings",
 }
-# What no number depends on, for models of ours: rows begin with id 0, and rotary positions have no end.
-_IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+# What no logit depends on, for models of ours: rows begin with id 0, and rotary positions have no end. Were 0
+# padding's id too, Hugging Face's `generate` would hide the first token, and its training never change it.
+_IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 _LENGTH = 8192
 
 
@@ -76,14 +85,16 @@ def is_ignored(name: str, config: Mapping[str, Any]) -> bool:
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
   """Return what numbers depend on besides shapes, by the names of `LlamaConfig`; and what is given back."""
   settings: dict[str, Any] = {
+    "mlp_activations": _ACTIVATIONS,
     "norm_epsilon": float(config["rms_norm_eps"]),
     "rope_theta": float(config["rope_theta"]),
     "rope_scaling_factor": 1.0,
   }
   if config["rope_scaling"]:
     settings |= {name: config["rope_scaling"][theirs] for name, theirs in _SCALING.items()}
-  others = ("max_position_embeddings", *_IDS)
-  return settings | {name: config[name] for name in others if config.get(name) is not None}
+  length = config.get("max_position_embeddings")
+  settings |= {} if length is None else {"max_position_embeddings": length}
+  return settings | {name: config[name] for name in _IDS}
 
 
 def read_leaves(config: Mapping[str, Any], read_tensor: Callable[[str], Leaf]) -> dict[str, Leaf]:
@@ -186,6 +197,7 @@ def _describe(table: Leaf, settings: Mapping[str, Any], *, is_tied: bool) -> dic
   if missing:
     expected = "a Llama of Hugging Face's, a run's checkpoint, or one that was converted from these"
     raise unsupported_error(expected, f"one that does not say its {', '.join(missing)}")
+  check_activations(settings, _ACTIVATIONS)
   is_scaled = settings["rope_scaling_factor"] != 1.0
   scaling = {theirs: settings[name] for name, theirs in _SCALING.items() if is_scaled}
   length = round(settings.get("rope_original_length", _LENGTH) * settings["rope_scaling_factor"])

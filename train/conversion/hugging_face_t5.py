@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from anystep.errors import find_nearest
-from anystep.train.conversion.anystep_format import left_over_error, unsupported_error
+from anystep.train.conversion.anystep_format import check_activations, left_over_error, unsupported_error
 from anystep.train.leaves.leaf import PARAMETERS, Leaf, Leaves, merge_axes, split_axis, stack, transpose
 from anystep.train.leaves.safetensors_files import Names
 
@@ -49,8 +49,10 @@ _GATED: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embedding
 _DEFAULTS: Mapping[str, dict[str, Any]] = {
   "t5": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
   "mt5": _GATED,
-  "umt5": _GATED,
+  "umt5": _GATED | {"tie_word_embeddings": True},
 }
+# By feed_forward_proj, the activation that Hugging Face derives from it, and our names of a block's.
+_ACTIVATIONS = {"relu": ("relu", ["relu"]), "gated-gelu": ("gelu_new", ["gelu", "linear"])}
 
 
 def with_defaults(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,18 +66,26 @@ def with_defaults(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
     value = config.get(name, values[0])
     if value not in values:
       raise unsupported_error(f"{name} {' or '.join(map(str, values))}", value, path=path)
-  return config
+  activation = _ACTIVATIONS[config["feed_forward_proj"]][0]
+  if config.get("dense_act_fn", activation) != activation:
+    raise unsupported_error(f"dense_act_fn {activation}", config["dense_act_fn"], path=path)
+  # Later versions say of every T5 that it is tied, and here whether its logits are those of a tied one.
+  return config | {"tie_word_embeddings": config.get("scale_decoder_outputs", config["tie_word_embeddings"])}
 
 
 def is_ignored(name: str, config: Mapping[str, Any]) -> bool:
-  """Return whether a tensor is one that Hugging Face does not load either."""
-  return name in _IGNORED or (name == _HEAD and config["tie_word_embeddings"])
+  """Return whether a tensor is one that Hugging Face does not load either.
+
+  A kernel of logits beside a configuration that says tied is ignored in a T5 alone: no tied mT5 or umT5 is
+  known, and later versions say so of all.
+  """
+  is_tied = config["tie_word_embeddings"] and config["model_type"] == "t5"
+  return name in _IGNORED or (name == _HEAD and is_tied)
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Return nothing: a T5's names and shapes say all that its numbers depend on."""
-  del config
-  return {}
+  """Return what numbers depend on besides names and shapes, by the names of the network's configuration."""
+  return {"mlp_activations": _ACTIVATIONS[config["feed_forward_proj"]][1]}
 
 
 def read_leaves(config: Mapping[str, Any], read_tensor: Callable[[str], Leaf]) -> dict[str, Leaf]:
@@ -149,13 +159,12 @@ def as_model(parameters: Leaves, settings: Mapping[str, Any]) -> tuple[dict[Name
 
   Args:
     parameters: leaves by T5X's names.
-    settings: not read, see `read_settings`.
+    settings: as of `read_settings`; without them activations are T5's.
 
   Raises:
     AnystepError: 78 `checkpoint_unsupported` for other models than T5s; 76 `checkpoint_tree` for parameters
       that none has.
   """
-  del settings
   unread = set(parameters)
 
   def read_leaf(name: str) -> Leaf:
@@ -171,6 +180,7 @@ def as_model(parameters: Leaves, settings: Mapping[str, Any]) -> tuple[dict[Name
   if _LOGITS in parameters:
     tensors[_HEAD] = transpose(read_leaf(_LOGITS))
   num_gates = 2 if any(name.endswith("/mlp/wi_0/kernel") for name in parameters) else 1
+  check_activations(settings, _ACTIVATIONS["gated-gelu" if num_gates == 2 else "relu"][1])
   counts: dict[str, int] = {}
   biases: list[tuple[int, ...]] = []
   for name in _BLOCKS:

@@ -10,6 +10,7 @@ import pytest
 from t5x_cases import FIXTURES, arrays, hugging_face_weights
 
 from anystep.errors import AnystepError
+from anystep.train.checkpoints.restore_config import RestoreConfig
 from anystep.train.conversion import (
   anystep_format,
   formats,
@@ -17,6 +18,7 @@ from anystep.train.conversion import (
   hugging_face_t5,
   mesh_tensorflow,
 )
+from anystep.train.conversion.restoring import open_start
 from anystep.train.leaves import orbax_trees, safetensors_files
 from anystep.train.leaves.leaf import SLOTS, Leaf, array_leaf
 
@@ -224,11 +226,39 @@ def test_what_hugging_face_leaves_out_has_its_defaults_and_what_it_ignores_is_ig
   assert_same(formats.open_checkpoint(str(tmp_path)).leaves, leaves)
 
 
-def changed_config(tmp_path, **changes):
-  shutil.copytree(SOURCES["hugging face 1.1"], tmp_path / "model")
+def changed_config(tmp_path, source="hugging face 1.1", **changes):
+  """A copy of a model with changes of its configuration; None removes."""
+  shutil.copytree(SOURCES[source], tmp_path / "model")
   path = tmp_path / "model" / "config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  config = json.loads(path.read_text()) | changes
+  path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
   return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(("source", "is_scaled"), [("hugging face 1.0", True), ("hugging face 1.1", False)])
+def test_later_versions_say_of_every_t5_that_it_is_tied(source, is_scaled, tmp_path):
+  path = changed_config(tmp_path, source, tie_word_embeddings=True, scale_decoder_outputs=is_scaled)
+  assert_same(formats.open_checkpoint(path).leaves, open_source(source).leaves)
+
+
+def test_a_umt5_that_does_not_say_whether_it_is_tied_and_has_logits_is_refused(tmp_path):
+  with pytest.raises(AnystepError, match=r"lm_head\.weight"):
+    formats.open_checkpoint(changed_config(tmp_path, "umt5", tie_word_embeddings=None))
+
+
+@pytest.mark.parametrize(
+  ("source", "activations"), [("hugging face 1.0", ["relu"]), ("hugging face 1.1", ["gelu", "linear"])]
+)
+def test_a_t5_with_other_activations_is_another_model(source, activations, tmp_path):
+  saved = open_source(source)
+  assert saved.settings == {"mlp_activations": activations}
+  others = {"mlp_activations": ["silu", *activations[1:]]}
+  with pytest.raises(AnystepError, match=r"checkpoint_unsupported.*silu"):
+    formats.plan_writing("huggingface", saved.leaves, source="a test", settings=others)
+  with pytest.raises(AnystepError, match=r"checkpoint_settings.*silu"):
+    open_start(
+      RestoreConfig(path=saved.path), {"model.module.config.mlp_activations": others["mlp_activations"]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,6 +267,8 @@ def changed_config(tmp_path, **changes):
     ({"model_type": "mistral"}, 78, "checkpoint_unsupported", "got=mistral"),
     ({"layer_norm_epsilon": 1e-5}, 78, "checkpoint_unsupported", "layer_norm_epsilon"),
     ({"feed_forward_proj": "gated-silu"}, 78, "checkpoint_unsupported", "gated-gelu"),
+    ({"dense_act_fn": "gelu"}, 78, "checkpoint_unsupported", "dense_act_fn gelu_new"),
+    ({"model_type": "mt5", "tie_word_embeddings": True}, 76, "checkpoint_tree", "leaf=lm_head.weight"),
     ({"num_layers": 3}, 76, "checkpoint_tree", "leaf=encoder.block.2.layer.0.layer_norm.weight"),
     ({"num_layers": 1}, 76, "checkpoint_tree", "leaf=encoder.block.1"),
     ({"num_heads": "x"}, 65, "checkpoint_corrupt", "config.json"),

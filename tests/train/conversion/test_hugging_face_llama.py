@@ -175,6 +175,22 @@ def test_what_a_configuration_leaves_out_has_its_defaults(tmp_path):
   assert (saved.settings["rope_theta"], saved.settings["norm_epsilon"]) == (10000.0, 1e-6)
 
 
+def test_ids_of_tokens_go_along_as_hugging_face_has_them(tmp_path):
+  names = ("bos_token_id", "eos_token_id", "pad_token_id")
+  path = changed(tmp_path / "model", "tied", **dict.fromkeys(names))
+  saved = formats.open_checkpoint(str(path))
+  run(path, tmp_path / "ours")
+  run(tmp_path / "ours", tmp_path / "theirs", "--format=huggingface")
+  # A run's own has none of them: padding has no id, since id 0 begins rows.
+  of_a_run = {name: value for name, value in saved.settings.items() if name not in names}
+  formats.plan_writing("huggingface", saved.leaves, source="a test", settings=of_a_run)(
+    str(tmp_path / "trained"), lambda _: None
+  )
+  for directory, expected in [("theirs", [1, 2, None]), ("trained", [0, 1, None])]:
+    config = json.loads((tmp_path / directory / "config.json").read_text())
+    assert [config[name] for name in names] == expected
+
+
 @pytest.mark.parametrize(
   ("changes", "kind", "text"),
   [
@@ -198,12 +214,22 @@ def test_other_models_are_refused(changes, kind, text, tmp_path):
 
 
 def test_a_run_with_other_settings_does_not_start():
-  config = dataclasses.replace(config_of("gqa"), rope_theta=10000.0, norm_epsilon=1e-6)
-  with pytest.raises(AnystepError) as refused:
-    open_for(config, FOLDER / "gqa")
-  assert (refused.value.code, refused.value.kind) == (76, "checkpoint_settings")
-  assert refused.value.fields["expected"] == "norm_epsilon = 1e-05, rope_theta = 50000.0"
-  assert refused.value.fields["got"] == "norm_epsilon = 1e-06, rope_theta = 10000.0"
+  for changes, expected, got in [
+    (
+      {"rope_theta": 10000.0, "norm_epsilon": 1e-6},
+      "norm_epsilon = 1e-05, rope_theta = 50000.0",
+      "norm_epsilon = 1e-06, rope_theta = 10000.0",
+    ),
+    (
+      {"mlp_activations": ("gelu", "linear")},
+      "mlp_activations = ['silu', 'linear']",
+      "mlp_activations = ['gelu', 'linear']",
+    ),
+  ]:
+    with pytest.raises(AnystepError) as refused:
+      open_for(dataclasses.replace(config_of("gqa"), **changes), FOLDER / "gqa")
+    assert (refused.value.code, refused.value.kind) == (76, "checkpoint_settings")
+    assert (refused.value.fields["expected"], refused.value.fields["got"]) == (expected, got)
 
 
 def test_a_decoder_that_does_not_say_its_settings_is_not_written(tmp_path):
@@ -226,6 +252,7 @@ def test_a_runs_checkpoint_says_its_settings(factor, tmp_path):
   (tmp_path / "trained_with.json").write_text(json.dumps({"version": 1, "values": values}))
   scaling = {"rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_length": 8192}
   settings = {"norm_epsilon": 1e-5, "rope_theta": 50000.0, "rope_scaling_factor": factor}
+  settings["mlp_activations"] = ["silu", "linear"]
   assert anystep_format.read_settings(str(tmp_path)) == settings | (scaling if factor > 1.0 else {})
   (tmp_path / "trained_with.json").write_text("{}")
   with pytest.raises(AnystepError, match="checkpoint_corrupt"):
