@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -33,6 +34,7 @@ examples:
 """
 _FORMATS = ("anystep", "t5x", "huggingface")
 _MEGABYTE = 10**6
+_WRITTEN = "written"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     leaves = formats.cast_parameters(leaves, find_dtype(arguments.dtype))
   source = os.path.abspath(saved.path)
   write = formats.plan_writing(arguments.format, leaves, source=source, settings=saved.settings)
-  target = arguments.to
+  target = _local_path(arguments.to)
   if arguments.format != formats.HUGGING_FACE:
     target = os.path.join(target, checkpoint_name(formats.step_in(leaves)))
   else:
@@ -108,8 +110,22 @@ def _parameters_of(leaves: Leaves) -> Leaves:
 
   left_out = [name for name in leaves if not name.startswith(PARAMETERS)]
   if left_out:
-    log_notice(f"{len(left_out)} leaves are left out, such as {left_out[0]}: the format has parameters alone")
+    leaves_are = "1 leaf is" if len(left_out) == 1 else f"{len(left_out)} leaves are"
+    log_notice(f"{leaves_are} left out, such as {left_out[0]}: the format has parameters alone")
   return {name: leaf for name, leaf in leaves.items() if name.startswith(PARAMETERS)}
+
+
+def _local_path(path: str) -> str:
+  """Return a path without slashes at its end; refuse those that are not of a file system."""
+  if storage.is_remote(path):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "store_unsupported",
+      expected="a directory of a file system as --to",
+      got=path,
+      fix="convert to a disk, and copy the directory to the store",
+    )
+  return os.path.normpath(path)
 
 
 def _check_absent(target: str) -> None:
@@ -133,39 +149,47 @@ def _check_absent(target: str) -> None:
 
 
 def _write_whole(target: str, write: Writer, *, num_bytes: int) -> None:
-  """Write a directory whole or not at all: under another name, which is changed last.
+  """Write a directory whole or not at all: in another one, from which it is moved last.
 
   A conversion that was killed leaves that other directory, and the next one to this target begins it anew.
+  Its lock admits one conversion at a time, so that none moves what another has not written yet.
   """
+  from anystep.files.directory_lock import locked_directory
   from anystep.train.checkpoints.integrity import flush_to_disk
 
   unfinished = f"{target}.unfinished"
-  parent = os.path.dirname(os.path.abspath(target))
-  os.makedirs(parent, exist_ok=True)
-  if os.path.isdir(unfinished):
-    shutil.rmtree(unfinished)
+  written = os.path.join(unfinished, _WRITTEN)
   done_bytes = 0
-  with Progress("convert", total=-(-num_bytes // _MEGABYTE), unit="MB") as progress:
 
-    def advance(count: int) -> None:
-      nonlocal done_bytes
-      done_bytes += count
-      progress.update(done_bytes // _MEGABYTE)
+  def advance(count: int) -> None:
+    nonlocal done_bytes
+    done_bytes += count
+    progress.update(done_bytes // _MEGABYTE)
 
-    try:
-      write(unfinished, advance)
-    except ValueError as error:
-      # TensorStore reports a full disk as a ValueError.
-      raise AnystepError(
-        ExitCode.IO,
-        "checkpoint_write",
-        path=unfinished,
-        got=str(error)[:300],
-        fix="check the disk, and run it again",
-      ) from error
-  flush_to_disk(unfinished)
-  os.rename(unfinished, target)
-  storage.sync(parent)
+  fix = "wait for that conversion, or name another directory as --to"
+  with locked_directory(unfinished, kind="conversion_running", fix=fix):
+    # Another conversion may have ended since the first look.
+    _check_absent(target)
+    if os.path.isdir(written):
+      shutil.rmtree(written)
+    with Progress("convert", total=-(-num_bytes // _MEGABYTE), unit="MB") as progress:
+      try:
+        write(written, advance)
+      except ValueError as error:
+        # TensorStore reports a full disk as a ValueError.
+        raise AnystepError(
+          ExitCode.IO,
+          "checkpoint_write",
+          path=written,
+          got=str(error)[:300],
+          fix="check the disk, and run it again",
+        ) from error
+    flush_to_disk(written)
+    os.rename(written, target)
+    storage.sync(os.path.dirname(os.path.abspath(target)))
+  # The next conversion may hold it already.
+  with contextlib.suppress(OSError):
+    os.rmdir(unfinished)
 
 
 def _print_leaves(leaves: Leaves, sources: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ TRAINING = {
   },
   ExitCode.CANNOT_CREATE: {
     "checkpoint_foreign": "Another program's files stand where a checkpoint belongs.",
+    "conversion_running": "Another conversion writes the same target: it says which process, since when.",
     "output_dir": "The demo's directory holds something else than an earlier demo.",
     "run_active": "Another process trains there: it says which, on which host, since when.",
   },

@@ -72,6 +72,30 @@ def test_hugging_faces_model_is_the_directory_itself(tmp_path):
     (["--from={source}", "--to={out}", "--assign=nothing=>x"], 78, "assignment"),
     (["--from={source}", "--to={tmp}", "--format=huggingface"], 73, "output_exists"),
     (["--from={source}", "--to=gs://bucket/out"], 78, "store_unsupported"),
+    (["--from={source}", "--to={out}", "--assign=target/.*=>"], 76, "checkpoint_tree"),
+    (
+      ["--from={source}", "--to={out}", "--assign=target/decoder/decoder_norm/(.*)=>target//\\1"],
+      78,
+      "assignment",
+    ),
+    (
+      [
+        "--from={source}",
+        "--to={out}",
+        "--assign=target/decoder/decoder_norm/scale=>target/decoder/layers_0",
+      ],
+      78,
+      "assignment",
+    ),
+    (
+      [
+        "--from={source}",
+        "--to={out}",
+        "--assign=target/decoder/decoder_norm/scale=>target/a.b,target/encoder/encoder_norm/scale=>target/a/b",
+      ],
+      78,
+      "assignment",
+    ),
   ],
 )
 def test_what_cannot_be_is_refused_and_nothing_written(arguments, code, kind, tmp_path):
@@ -95,6 +119,29 @@ def test_an_interrupted_conversion_counts_as_none_and_is_begun_anew(tmp_path, mo
     formats.find_checkpoints(str(tmp_path / "out"))
   run(SOURCE, tmp_path / "out")
   assert os.listdir(tmp_path / "out") == ["checkpoint_20"]
+
+
+def test_two_conversions_to_one_target_exclude_each_other(tmp_path, monkeypatch):
+  write = orbax_trees.write_checkpoint_metadata
+  refused = []
+
+  def meet_another(path, handlers):
+    with pytest.raises(AnystepError) as error:
+      run(SOURCE, tmp_path / "out", "--format=t5x")
+    refused.append(error.value)
+    write(path, handlers)
+
+  monkeypatch.setattr(orbax_trees, "write_checkpoint_metadata", meet_another)
+  run(SOURCE, tmp_path / "out")
+  assert {(error.code, error.kind) for error in refused} == {(73, "conversion_running")}
+  assert os.listdir(tmp_path / "out") == ["checkpoint_20"]
+  formats.open_checkpoint(str(tmp_path / "out"))
+
+
+def test_slashes_at_the_end_of_a_target_are_no_part_of_it(tmp_path):
+  run(MODEL, f"{tmp_path}/model//", "--format=huggingface")
+  assert os.listdir(tmp_path) == ["model"]
+  assert formats.open_checkpoint(str(tmp_path / "model")).format == "huggingface"
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):

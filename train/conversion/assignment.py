@@ -130,7 +130,8 @@ def rename(saved_names: Collection[str], rules: Rules) -> dict[str, str]:
   leaves the leaf out. There is no model that would say which names there should be.
 
   Raises:
-    AnystepError: 78 `assignment` for a rule that matches nothing, or gives two leaves one name.
+    AnystepError: 78 `assignment` for a rule that matches nothing, gives two leaves one name, or a name that
+      no tree of leaves has.
 
   >>> rename(["a/1", "a/2", "b"], [("a/(.*)", r"c/\\1"), ("b", None)])
   {'c/1': 'a/1', 'c/2': 'a/2'}
@@ -148,7 +149,24 @@ def rename(saved_names: Collection[str], rules: Rules) -> dict[str, str]:
       raise _assignment_error("one leaf of each name", f"{sources[new_name]} and {name} as {new_name}")
     sources[new_name] = name
   _check_used(rules, used)
+  _check_names(sources)
   return sources
+
+
+def _check_names(names: Collection[str]) -> None:
+  """Refuse names that no tree of leaves has: an empty part, a leaf inside another, two of one stored name."""
+  # Orbax stores a leaf by its parts with dots between them.
+  stored: dict[str, str] = {}
+  for name in names:
+    parts = name.split("/")
+    if not all(parts):
+      raise _assignment_error("names without empty parts", name)
+    for end in range(1, len(parts)):
+      if (outer := "/".join(parts[:end])) in names:
+        raise _assignment_error("a leaf or leaves below it", f"{outer} and {name}")
+    other = stored.setdefault(name.replace("/", "."), name)
+    if other != name:
+      raise _assignment_error("names that differ in more than dots and slashes", f"{other} and {name}")
 
 
 def _first_match(name: str, rules: Rules) -> tuple[tuple[str, str | None], re.Match[str] | None]:

@@ -13,7 +13,8 @@ from anystep.errors import AnystepError, ExitCode
 from anystep.files.names import checkpoint_step
 from anystep.files.storage import is_remote
 from anystep.train.conversion import anystep_format, hugging_face, mesh_tensorflow, t5x_format
-from anystep.train.leaves.leaf import PARAMETERS, STEP, Leaf, Leaves, Writer, cast
+from anystep.train.leaves.leaf import PARAMETERS, STEP, Leaf, Leaves, Writer, cast, is_floating
+from anystep.train.leaves.orbax_trees import corrupt_error
 
 ANYSTEP, T5X, HUGGING_FACE = "anystep", "t5x", "huggingface"
 
@@ -107,10 +108,16 @@ def find_checkpoints(path: str) -> list[str]:
       "checkpoint_missing",
       path=path,
       expected=f"a checkpoint, or a directory of some: {', '.join(one.label for one in _FORMATS.values())}",
-      got=", ".join(sorted(os.listdir(path))[:5]) if os.path.isdir(path) else "no directory",
+      got=_describe_path(path),
       fix="name the directory that holds it; docs/checkpoints.md says which files tell the formats",
     )
   return [steps[step] for step in sorted(steps)]
+
+
+def _describe_path(path: str) -> str:
+  if not os.path.isdir(path):
+    return "a file" if os.path.exists(path) else "no directory"
+  return ", ".join(sorted(os.listdir(path))[:5]) or "an empty directory"
 
 
 def find_step(paths: list[str], step: int) -> str:
@@ -133,8 +140,20 @@ def find_step(paths: list[str], step: int) -> str:
 
 
 def step_in(leaves: Leaves) -> int:
-  """Return the step that leaves are of; 0 where none says it."""
-  return int(leaves[STEP].read_whole()) if STEP in leaves else 0
+  """Return the step that leaves are of; 0 where none says it.
+
+  Raises:
+    AnystepError: 65 `checkpoint_corrupt` for a step that is no number of steps.
+  """
+  if STEP not in leaves:
+    return 0
+  leaf = leaves[STEP]
+  step = leaf.read_whole() if leaf.shape == () and np.issubdtype(leaf.dtype, np.integer) else None
+  if step is None or step < 0:
+    raise corrupt_error(
+      STEP, ValueError(f"{leaf.describe() if step is None else step}, not a number of steps")
+    )
+  return int(step)
 
 
 def step_of(path: str) -> int | None:
@@ -181,6 +200,15 @@ def plan_writing(
   Raises:
     AnystepError: 76 `checkpoint_tree`, 78 `checkpoint_unsupported` for leaves without a place in the format.
   """
+  if not any(name.startswith(PARAMETERS) for name in leaves):
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "checkpoint_tree",
+      path=source,
+      expected=f"parameters, whose names begin with {PARAMETERS}",
+      got=f"{len(leaves)} other leaves",
+      fix="correct --assign, or name a checkpoint of a model",
+    )
   if format_name == ANYSTEP:
     return anystep_format.plan_writing(leaves, settings or {}, source=source)
   return (
@@ -194,8 +222,3 @@ def cast_parameters(leaves: Leaves, dtype: np.dtype) -> dict[str, Leaf]:
     name: cast(leaf, dtype) if name.startswith(PARAMETERS) and is_floating(leaf.dtype) else leaf
     for name, leaf in leaves.items()
   }
-
-
-def is_floating(dtype: np.dtype) -> bool:
-  """Return whether a dtype is one of floating point; numpy does not count bfloat16 among them."""
-  return np.issubdtype(dtype, np.floating) or "float" in dtype.name

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,7 @@ from anystep.files.json_files import MALFORMED, read_json
 from anystep.train.conversion import hugging_face_llama, hugging_face_t5
 from anystep.train.conversion.anystep_format import left_over_error, unsupported_error
 from anystep.train.leaves import safetensors_files
-from anystep.train.leaves.leaf import PARAMETERS, Advance, Leaf, Leaves, Writer
+from anystep.train.leaves.leaf import PARAMETERS, Advance, Leaf, Leaves, Writer, is_floating
 from anystep.train.leaves.orbax_trees import corrupt_error
 from anystep.train.leaves.safetensors_files import INDEX_FILE, ONE_FILE
 
@@ -51,6 +53,7 @@ def read(path: str) -> dict[str, Leaf]:
         fix="restore the directory from a copy: its files are of different models",
       )
     unread.discard(name)
+    _check_tensor(config_path, name, tensors[name], _shape_of(name, model, config))
     return tensors[name]
 
   with _config_errors(config_path):
@@ -59,6 +62,50 @@ def read(path: str) -> dict[str, Leaf]:
     fix = "convert a model of this type without further parts"
     raise left_over_error(f"the model of {config_path}", name, tensors[name], fix=fix)
   return leaves
+
+
+def _shape_of(name: str, model: ModuleType, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+  """Return the shape that a configuration gives a tensor; None for sizes that it does not say."""
+  axes = next(axes for pattern, axes in model.SHAPES if re.fullmatch(pattern, name))
+  sizes = [[config.get(size) for size in axis.split(" * ")] for axis in axes]
+  return tuple(None if None in factors else math.prod(factors) for factors in sizes)
+
+
+def _check_tensor(config_path: str, name: str, leaf: Leaf, shape: tuple[int | None, ...]) -> None:
+  fields = {"path": config_path, "leaf": name, "got": leaf.describe()}
+  if not is_floating(leaf.dtype):
+    raise AnystepError(
+      ExitCode.CONFIG,
+      "checkpoint_unsupported",
+      **fields,
+      expected="tensors of floating point",
+      fix="convert the model before it was quantized",
+    )
+  is_equal = [size in (None, axis) for size, axis in zip(shape, leaf.shape, strict=False)]
+  if len(shape) != len(leaf.shape) or not all(is_equal):
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    raise AnystepError(
+      ExitCode.MISMATCH,
+      "checkpoint_tree",
+      **fields,
+      expected=f"the shape ({sizes}), by the sizes of config.json",
+      fix="restore the directory from a copy: its files are of different models",
+    )
+
+
+def _check_values(config: Mapping[str, Any], model: ModuleType) -> None:
+  """Refuse values of a configuration that no model can have.
+
+  Raises:
+    ValueError: there is one.
+  """
+  names = {size for _, axes in model.SHAPES for axis in axes for size in axis.split(" * ")}
+  for name in sorted(names | model.COUNTS):
+    value = config.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+      raise ValueError(f"{name} {value!r}, not a whole number above 0")
+  if type(config["tie_word_embeddings"]) is not bool:
+    raise ValueError(f"tie_word_embeddings {config['tie_word_embeddings']!r}, not true or false")
 
 
 def read_settings(path: str) -> dict[str, Any]:
@@ -79,7 +126,11 @@ def _read_config(path: str) -> tuple[ModuleType, dict[str, Any]]:
     model = _MODELS.get(config["model_type"])
     if model is None:
       raise unsupported_error(f"a model of type {', '.join(_MODELS)}", config["model_type"], path=path)
-    return model, model.with_defaults(path, config)
+    if config.get("quantization_config") is not None:
+      raise unsupported_error("a model that is not quantized", "a quantization_config", path=path)
+    config = model.with_defaults(path, config)
+    _check_values(config, model)
+    return model, config
 
 
 @contextlib.contextmanager

@@ -23,6 +23,17 @@ _DEFAULTS = {
   "pad_token_id": None,
 }
 _ACTIVATIONS = ["silu", "linear"]
+# By the configuration's names, the shapes of the tensors that an expression matches first.
+SHAPES = [
+  (r"model\.embed_tokens\.weight|lm_head\.weight", ("vocab_size", "hidden_size")),
+  (r".*\.q_proj\.weight", ("num_attention_heads * head_dim", "hidden_size")),
+  (r".*\.[kv]_proj\.weight", ("num_key_value_heads * head_dim", "hidden_size")),
+  (r".*\.o_proj\.weight", ("hidden_size", "num_attention_heads * head_dim")),
+  (r".*\.(?:gate|up)_proj\.weight", ("intermediate_size", "hidden_size")),
+  (r".*\.down_proj\.weight", ("hidden_size", "intermediate_size")),
+  (r".*", ("hidden_size",)),
+]
+COUNTS = {"num_hidden_layers"}
 # Our names in a layer and theirs.
 _NORMS = {
   "pre_self_attention_layer_norm/scale": "input_layernorm.weight",
@@ -74,7 +85,12 @@ def with_defaults(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
   kind = rope.get("rope_type", rope.get("type", "default"))
   if kind not in ("default", "llama3"):
     raise unsupported_error("rotary positions of rope_type default or llama3", kind, path=path)
-  return config | {"rope_scaling": rope if kind == "llama3" else None}
+  num_heads: Any = config["num_attention_heads"]
+  heads: dict[str, Any] = {"num_key_value_heads": config.get("num_key_value_heads") or num_heads}
+  if config.get("head_dim") is None and num_heads != 0:
+    hidden_size: Any = config["hidden_size"]
+    heads["head_dim"] = hidden_size // num_heads
+  return config | heads | {"rope_scaling": rope if kind == "llama3" else None}
 
 
 def is_ignored(name: str, config: Mapping[str, Any]) -> bool:
@@ -86,15 +102,22 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
   """Return what numbers depend on besides shapes, by the names of `LlamaConfig`; and what is given back."""
   settings: dict[str, Any] = {
     "mlp_activations": _ACTIVATIONS,
-    "norm_epsilon": float(config["rms_norm_eps"]),
-    "rope_theta": float(config["rope_theta"]),
+    "norm_epsilon": float(_positive(config, "rms_norm_eps")),
+    "rope_theta": float(_positive(config, "rope_theta")),
     "rope_scaling_factor": 1.0,
   }
   if config["rope_scaling"]:
-    settings |= {name: config["rope_scaling"][theirs] for name, theirs in _SCALING.items()}
+    settings |= {name: _positive(config["rope_scaling"], theirs) for name, theirs in _SCALING.items()}
   length = config.get("max_position_embeddings")
   settings |= {} if length is None else {"max_position_embeddings": length}
   return settings | {name: config[name] for name in _IDS}
+
+
+def _positive(config: Mapping[str, Any], name: str) -> float:
+  value: float = config[name]
+  if type(value) not in (int, float) or value <= 0:
+    raise ValueError(f"{name} {value!r}, not a number above 0")
+  return value
 
 
 def read_leaves(config: Mapping[str, Any], read_tensor: Callable[[str], Leaf]) -> dict[str, Leaf]:
@@ -104,18 +127,14 @@ def read_leaves(config: Mapping[str, Any], read_tensor: Callable[[str], Leaf]) -
     config: as of `with_defaults`.
     read_tensor: returns the tensor of a name, or refuses a name that there is not.
   """
-  num_heads = int(config["num_attention_heads"])
-  head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // num_heads)
+  head_dim = config["head_dim"]
   leaves = {_EMBEDDING: read_tensor(_TABLE), _NORM: read_tensor(_THEIR_NORM)}
   if not config["tie_word_embeddings"]:
     leaves[_LOGITS] = transpose(read_tensor(_HEAD))
-  numbers = range(int(config["num_hidden_layers"]))
+  numbers = range(config["num_hidden_layers"])
   for inner, theirs in _IN_LAYERS.items():
     layers = [_as_ours(inner, read_tensor(f"model.layers.{i}.{theirs}"), head_dim) for i in numbers]
     leaves[_SCANNED + inner] = stack(layers, axis=1)
-  heads = [leaves[f"{_SCANNED}self_attention/{kernel}/kernel"].shape[2] for kernel in ("query", "key")]
-  if heads != [num_heads, int(config.get("num_key_value_heads") or num_heads)]:
-    raise ValueError(f"projections of {heads} heads of queries and of keys, of size {head_dim}")
   return leaves
 
 

@@ -22,6 +22,17 @@ _FIXED = {
   "relative_attention_max_distance": (128,),
   "feed_forward_proj": ("relu", "gated-gelu"),
 }
+# By the configuration's names, the shapes of the tensors that an expression matches first.
+SHAPES = [
+  (r"(?:shared|lm_head)\.weight", ("vocab_size", "d_model")),
+  (r".*\.relative_attention_bias\.weight", ("relative_attention_num_buckets", "num_heads")),
+  (r".*\.[qkv]\.weight", ("num_heads * d_kv", "d_model")),
+  (r".*\.o\.weight", ("d_model", "num_heads * d_kv")),
+  (r".*\.wi(?:_\d)?\.weight", ("d_ff", "d_model")),
+  (r".*\.wo\.weight", ("d_model", "d_ff")),
+  (r".*", ("d_model",)),
+]
+COUNTS = {"num_layers", "num_decoder_layers"}
 _BIAS, _MLP_NORM = "relpos_bias/rel_embedding", "pre_mlp_layer_norm"
 # Of each stack, the blocks of a layer: our name, the name of its norm, and Hugging Face's name.
 _BLOCKS = {
@@ -97,8 +108,8 @@ def read_leaves(config: Mapping[str, Any], read_tensor: Callable[[str], Leaf]) -
     config: as of `with_defaults`.
     read_tensor: returns the tensor of a name, or refuses a name that there is not.
   """
-  num_layers, num_heads = int(config["num_layers"]), int(config["num_heads"])
-  counts = {"encoder": num_layers, "decoder": int(config.get("num_decoder_layers") or num_layers)}
+  num_layers, num_heads = config["num_layers"], config["num_heads"]
+  counts = {"encoder": num_layers, "decoder": config.get("num_decoder_layers") or num_layers}
   leaves = {_EMBEDDING: read_tensor(_TABLE)}
   if not config["tie_word_embeddings"]:
     leaves[_LOGITS] = transpose(read_tensor(_HEAD))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from anystep.files.input_files import read_file
 from anystep.files.json_files import MALFORMED
 from anystep.files.names import COMMIT_SUCCESS
+from anystep.programs.progress import log_notice
 from anystep.train.checkpoints.integrity import INTEGRITY, UNFINISHED
 from anystep.train.conversion.anystep_format import left_over_error
 from anystep.train.leaves import orbax_trees
@@ -83,10 +85,21 @@ def read_version_3(path: str) -> dict[str, Leaf]:
       for name, value in flat.items()
       if isinstance(value, Mapping)
     }
+    small = {name: _as_array(name, value) for name, value in flat.items() if name not in specs}
   except (*MALFORMED, FileNotFoundError) as error:
     raise orbax_trees.corrupt_error(file_path, error) from error
   arrays = orbax_trees.open_arrays(path, specs)
-  return {name: arrays[name] if name in arrays else array_leaf(np.asarray(flat[name])) for name in flat}
+  for name, spec in specs.items():
+    _report_missing_chunks(name, arrays[name], spec["kvstore"]["path"])
+  return {name: arrays[name] if name in arrays else array_leaf(small[name]) for name in flat}
+
+
+def _report_missing_chunks(name: str, leaf: Leaf, path: str) -> None:
+  """Report chunks without a file, which Zarr reads as zeros: left out as such, or lost by a copy."""
+  count = math.prod(-(-size // chunk) for size, chunk in zip(leaf.shape, leaf.chunk, strict=True))
+  files = [file for file in os.listdir(path) if not file.startswith(".")]
+  if len(files) < count:
+    log_notice(f"{path} lacks {count - len(files)} of {count} chunks of {name}: they are read as zeros")
 
 
 def _flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
@@ -95,6 +108,13 @@ def _flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, An
       yield from _flatten(value, f"{start}{key}/")
     elif value is not None:
       yield f"{start}{key}", value
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+  array = np.asarray(value)
+  if array.dtype.kind in "OSU":
+    raise ValueError(f"{name} is no array of numbers: {value!r}")
+  return array
 
 
 def _array_path(path: str, spec: Mapping[str, Any]) -> str:

@@ -85,6 +85,11 @@ def find_dtype(name: str) -> np.dtype:
   return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def is_floating(dtype: np.dtype) -> bool:
+  """Return whether a dtype is one of floating point; numpy does not count bfloat16 among them."""
+  return np.issubdtype(dtype, np.floating) or "float" in dtype.name
+
+
 def cast(leaf: Leaf, dtype: np.dtype) -> Leaf:
   """Return a leaf rounded to another dtype."""
   return dataclasses.replace(leaf, dtype=dtype, read=lambda index: leaf.read(index).astype(dtype))

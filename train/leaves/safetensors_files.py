@@ -78,13 +78,15 @@ def _read_file(path: str) -> dict[str, Leaf]:
     return {
       name: _leaf_of(path, entry, begin, size) for name, entry in header.items() if name != "__metadata__"
     }
-  except (*MALFORMED, FileNotFoundError) as error:
+  except (*MALFORMED, FileNotFoundError, IsADirectoryError) as error:
     raise corrupt_error(path, error) from error
 
 
 def _leaf_of(path: str, entry: dict[str, Any], begin: int, size: int) -> Leaf:
   dtype, shape = find_dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
   first, last = entry["data_offsets"]
+  if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
+    raise ValueError(f"{list(shape)} from {first} to {last}, not all whole numbers")
   if last - first != math.prod(shape) * dtype.itemsize or not 0 <= first <= last <= size - begin:
     raise ValueError(f"{last - first} bytes for {dtype} {shape} in a file of {size}")
   read = functools.partial(_read_part, path, dtype, shape, begin + first)

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 from t5x_cases import FIXTURES, arrays, hugging_face_weights
@@ -272,6 +273,8 @@ def test_a_t5_with_other_activations_is_another_model(source, activations, tmp_p
     ({"num_layers": 3}, 76, "checkpoint_tree", "leaf=encoder.block.2.layer.0.layer_norm.weight"),
     ({"num_layers": 1}, 76, "checkpoint_tree", "leaf=encoder.block.1"),
     ({"num_heads": "x"}, 65, "checkpoint_corrupt", "config.json"),
+    ({"num_heads": 8}, 76, "checkpoint_tree", "by the sizes of config.json"),
+    ({"num_layers": 0}, 65, "checkpoint_corrupt", "num_layers 0, not a whole number"),
   ],
 )
 def test_a_model_that_is_not_ours_is_refused_by_name(changes, code, kind, text, tmp_path):
@@ -368,6 +371,53 @@ def test_a_damaged_version_3_is_refused(damage, tmp_path):
   with pytest.raises(AnystepError) as refused:
     formats.open_checkpoint(str(tmp_path))
   assert (refused.value.code, refused.value.kind) == (65, "checkpoint_corrupt")
+
+
+def test_chunks_that_a_version_3_lacks_are_reported(tmp_path, caplog):
+  path = shutil.copytree(T5X / "legacy" / "checkpoint_20", tmp_path / "source")
+  chunk = sorted(path.glob("*/0*"))[0]
+  chunk.unlink()
+  formats.open_checkpoint(str(path))
+  assert f"{chunk.parent}/ lacks 1 of 1 chunks of " in caplog.text
+
+
+@pytest.mark.parametrize(
+  "state",
+  [{"target": {"a": "text"}}, {"target": {"a": [1, [2]]}}, {"target": {"a": 1.5}, "state": {"step": -1}}],
+)
+def test_a_version_3_of_other_things_than_numbers_is_refused(state, tmp_path):
+  (tmp_path / "checkpoint").write_bytes(msgpack.packb({"version": 3, "optimizer": state}))
+  with pytest.raises(AnystepError, match="checkpoint_corrupt"):
+    assert formats.open_checkpoint(str(tmp_path)).step < 0
+
+
+@pytest.mark.parametrize(
+  ("changes", "kind"),
+  [
+    ({"dtype": "I8"}, "checkpoint_unsupported"),
+    ({"shape": [1024]}, "checkpoint_tree"),
+    ({"shape": [32, 32, 1]}, "checkpoint_tree"),
+    ({"shape": [-32, -32]}, "checkpoint_corrupt"),
+    ({"shape": [32.0, 32.0]}, "checkpoint_corrupt"),
+  ],
+)
+def test_a_tensor_that_does_not_fit_the_configuration_is_refused(changes, kind, tmp_path):
+  changed_config(tmp_path)
+  path = tmp_path / "model"
+  file = path / "model.safetensors"
+  raw = file.read_bytes()
+  begin = 8 + int.from_bytes(raw[:8], "little")
+  header = json.loads(raw[8:begin])
+  entry = header["decoder.block.0.layer.0.SelfAttention.q.weight"]
+  entry |= changes
+  if "dtype" in changes:
+    entry["data_offsets"] = [entry["data_offsets"][0], entry["data_offsets"][0] + 32 * 32]
+  text = json.dumps(header).encode()
+  file.unlink()
+  file.write_bytes(len(text).to_bytes(8, "little") + text + raw[begin:])
+  with pytest.raises(AnystepError) as refused:
+    formats.open_checkpoint(str(path))
+  assert refused.value.kind == kind
 
 
 def _read_all(path):
