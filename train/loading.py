@@ -15,7 +15,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from anystep.errors import AnystepError, ExitCode
 from anystep.features.ragged import Ragged
+from anystep.train.configuration.built_values import built_values
+from anystep.train.conversion.anystep_format import settings_of
 from anystep.train.conversion.formats import SavedCheckpoint, open_checkpoint
+from anystep.train.conversion.restoring import check_settings
 from anystep.train.decoding.chunks import ChunkPlan, answer_chunks, bucket_length
 from anystep.train.decoding.keys import example_keys
 from anystep.train.decoding.steps import DecodeFn
@@ -172,8 +175,9 @@ def load_model(
     chunk_examples: see `LoadedModel`.
 
   Raises:
-    AnystepError: 66 `checkpoint_missing`; 76 `checkpoint_tree` where the parameters are another model's; 78
-      `checkpoint_unsupported` where they tell no model; of the format as `anystep-convert`.
+    AnystepError: 66 `checkpoint_missing`; 76 `checkpoint_tree` where the parameters are another model's,
+      `checkpoint_settings` where its settings are; 78 `checkpoint_unsupported` where parameters tell no
+      model; of the format as `anystep-convert`.
   """
   saved = open_checkpoint(os.fspath(path))
   leaves = {
@@ -183,6 +187,7 @@ def load_model(
     vocabulary = _find_vocabulary(saved.path)
   if model is None:
     model = _model_of(saved, leaves, vocabulary)
+  check_settings(saved, settings_of(built_values({"model": model})))
   shapes = jax.eval_shape(lambda: model.initial_variables(jax.random.key(0)))["params"]
   expected = flatten_dict(shapes, sep="/")
   for name in sorted(expected.keys() | leaves.keys()):

@@ -13,6 +13,7 @@ from anystep.train.loading import infer_model
 from anystep.train.models.decoder_only import DecoderOnlyModel
 from anystep.train.models.encoder_decoder import EncoderDecoderModel
 from anystep.train.network.decoder_only import DecoderConfig, DecoderWrapper
+from anystep.train.network.llama import Llama, LlamaConfig
 from anystep.train.network.scalable_t5 import ScalableT5Config, ScalableTransformer
 from anystep.train.network.t5 import T5Config, Transformer
 
@@ -93,3 +94,10 @@ def test_other_parameters_are_refused(tmp_path):
   with pytest.raises(AnystepError) as unknown:
     load_model(saved)
   assert (unknown.value.code, unknown.value.kind) == (78, "checkpoint_unsupported")
+
+
+def test_a_model_with_other_settings_than_the_checkpoints_is_refused():
+  sizes = {"emb_dim": 48, "num_heads": 6, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 104, "num_layers": 3}
+  network = Llama(LlamaConfig(vocab_size=256, rope_theta=10_000.0, **sizes))
+  with pytest.raises(AnystepError, match=r"checkpoint_settings.*rope_theta = 50000\.0"):
+    load_model(FIXTURES / "hf_llama" / "gqa", model=DecoderOnlyModel(network))

@@ -91,12 +91,16 @@ def open_start(config: RestoreConfig, values: Mapping[str, Value] | None = None)
       fix="set mode='newest', or mode='step' and the step",
     )
   saved = open_checkpoint(path)
-  _check_settings(saved, settings_of(values or {}))
+  check_settings(saved, settings_of(values or {}))
   return Start(saved=saved, config=config)
 
 
-def _check_settings(saved: SavedCheckpoint, settings: Mapping[str, Value]) -> None:
-  """Refuse settings that would make another network of the same leaves."""
+def check_settings(saved: SavedCheckpoint, settings: Mapping[str, Value]) -> None:
+  """Refuse settings that would make another network of the same leaves.
+
+  Raises:
+    AnystepError: 76 `checkpoint_settings`.
+  """
   differing = [name for name, value in settings.items() if saved.settings.get(name, value) != value]
   if differing:
     raise AnystepError(
