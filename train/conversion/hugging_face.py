@@ -67,7 +67,7 @@ def read(path: str) -> dict[str, Leaf]:
 def _shape_of(name: str, model: ModuleType, config: Mapping[str, Any]) -> tuple[int | None, ...]:
   """Return the shape that a configuration gives a tensor; None for sizes that it does not say."""
   axes = next(axes for pattern, axes in model.SHAPES if re.fullmatch(pattern, name))
-  sizes = [[config.get(size) for size in axis.split(" * ")] for axis in axes]
+  sizes: list[list[Any]] = [[config.get(size) for size in axis.split(" * ")] for axis in axes]
   return tuple(None if None in factors else math.prod(factors) for factors in sizes)
 
 

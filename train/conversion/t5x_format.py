@@ -80,7 +80,7 @@ def read_version_3(path: str) -> dict[str, Leaf]:
     if document["version"] != _VERSION:
       raise ValueError(f"version {document['version']!r}, not {_VERSION}")
     flat = dict(_flatten(document["optimizer"]))
-    specs = {
+    specs: dict[str, dict[str, Any]] = {
       name: {"driver": "zarr", "kvstore": {"driver": "file", "path": _array_path(path, value)}}
       for name, value in flat.items()
       if isinstance(value, Mapping)
