@@ -53,13 +53,15 @@ def steps_logged(model_dir):
 @pytest.mark.long
 def test_a_process_that_is_killed_for_real_goes_on_where_it_was(programs, reference, command, tmp_path):
   model_dir = tmp_path / "model"
-  fault = Fault(kind="write", path=STEP_LOG, at=4, when=AFTER)
+  fault = Fault(kind="write", path=STEP_LOG, at=7, when=AFTER)
   assert kill(programs, command, model_dir, fault).startswith("step_log/")
-  assert steps_logged(model_dir) == [0, 1, 2, 3, 4]
+  assert steps_logged(model_dir) == list(range(8))
   main.main(command(**SETTINGS))
   comparison = compare_runs(reference, model_dir)
   assert comparison.identical, comparison.verdict
-  assert (comparison.killed_at, comparison.resumed_from) == (5, 3)
+  assert comparison.killed_at == 8
+  # A save waits for the one before it, so a kill may take the last one alone.
+  assert comparison.resumed_from in (3, 6)
 
 
 @pytest.mark.soak
