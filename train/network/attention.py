@@ -68,6 +68,23 @@ def attention_mask(
   return mask[:, None]
 
 
+def decoder_mask(
+  valid: jax.Array, *, segments: jax.Array | None = None, causal_attention: jax.Array | None = None
+) -> jax.Array:
+  """Return the mask of a decoder's self-attention, see `attention_mask`.
+
+  Args:
+    valid: (rows, length) bool, False at padding.
+    segments: (rows, length) int32, for packed rows: the number of the example that a token belongs to.
+    causal_attention: (rows, length) int32, 1 on each example's prefix, whose tokens see all of it; None for a
+      causal model.
+  """
+  prefix = None if causal_attention is None else causal_attention > 0
+  return attention_mask(
+    valid, valid, query_segments=segments, key_segments=segments, causal=True, prefix=prefix
+  )
+
+
 class MultiHeadAttention(nn.Module):
   """Multi-head attention: softmax(query key^T + bias) value, for each head.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from anystep.train.decoding.key_value_cache import CacheUse, Prefill, Step
-from anystep.train.network.attention import attention_mask
+from anystep.train.network.attention import decoder_mask
 from anystep.train.network.config import LayerConfig
 from anystep.train.network.dropout import draw_dropout, layer_keys
 from anystep.train.partitioning.rules import constrain
@@ -125,14 +125,7 @@ class DecoderWrapper(nn.Module):
       (rows, length, vocab_size) float32.
     """
     valid = decoder_target_tokens > 0
-    mask = attention_mask(
-      valid,
-      valid,
-      query_segments=decoder_segment_ids,
-      key_segments=decoder_segment_ids,
-      causal=True,
-      prefix=None if decoder_causal_attention is None else decoder_causal_attention > 0,
-    )
+    mask = decoder_mask(valid, segments=decoder_segment_ids, causal_attention=decoder_causal_attention)
     return self.decoder(decoder_input_tokens, mask=mask, row_keys=row_keys)
 
   def prefill(
@@ -145,10 +138,8 @@ class DecoderWrapper(nn.Module):
       length: most tokens that the decoder is given, the prompts' too.
       decoder_causal_attention: as of `__call__`.
     """
-    valid = jnp.ones(prompts.shape, bool)
-    prefix = None if decoder_causal_attention is None else decoder_causal_attention > 0
     # Keys at padding come after all of the prompt, which does not see them, and steps replace them.
-    mask = attention_mask(valid, valid, causal=True, prefix=prefix)
+    mask = decoder_mask(jnp.ones(prompts.shape, bool), causal_attention=decoder_causal_attention)
     self.decoder(prompts, mask=mask, row_keys=None, cache=Prefill(length=length))
 
   def decode_step(self, tokens: jax.Array, positions: jax.Array, *, length: int) -> jax.Array:

@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from anystep.limits import is_number
 from anystep.train.decoding.key_value_cache import CacheUse, Prefill, Step
-from anystep.train.network.attention import MultiHeadAttention, attention_mask
+from anystep.train.network.attention import MultiHeadAttention, decoder_mask
 from anystep.train.network.config import ScannedConfig
 from anystep.train.network.decoder_only import DecoderLayer
 from anystep.train.network.dropout import draw_dropout, layer_keys
@@ -182,14 +182,7 @@ class Llama(nn.Module):
     """
     # In packed rows an id 0 may be a token.
     valid = (decoder_target_tokens if decoder_segment_ids is None else decoder_segment_ids) > 0
-    mask = attention_mask(
-      valid,
-      valid,
-      query_segments=decoder_segment_ids,
-      key_segments=decoder_segment_ids,
-      causal=True,
-      prefix=None if decoder_causal_attention is None else decoder_causal_attention > 0,
-    )
+    mask = decoder_mask(valid, segments=decoder_segment_ids, causal_attention=decoder_causal_attention)
     if decoder_positions is None:
       decoder_positions = jnp.arange(decoder_input_tokens.shape[1], dtype=jnp.int32)[None]
     return self.decoder(decoder_input_tokens, mask=mask, positions=decoder_positions, row_keys=row_keys)
@@ -198,9 +191,7 @@ class Llama(nn.Module):
     self, prompts: jax.Array, *, length: int, decoder_causal_attention: jax.Array | None = None
   ) -> None:
     """See `DecoderWrapper.prefill`."""
-    valid = jnp.ones(prompts.shape, bool)
-    prefix = None if decoder_causal_attention is None else decoder_causal_attention > 0
-    mask = attention_mask(valid, valid, causal=True, prefix=prefix)
+    mask = decoder_mask(jnp.ones(prompts.shape, bool), causal_attention=decoder_causal_attention)
     positions = jnp.arange(prompts.shape[1], dtype=jnp.int32)[None]
     self.decoder(prompts, mask=mask, positions=positions, row_keys=None, cache=Prefill(length=length))
 
