@@ -118,11 +118,9 @@ def hugging_face_weights(folder: Path) -> dict[str, np.ndarray]:
   return {name: array for path in files for name, array in read_safetensors(path).items()}
 
 
-def hugging_face_network(name: str):
-  """Our network of a model that Hugging Face saved in the fixtures, and its parameters."""
-  folder = FIXTURES / name
-  config = json.loads((folder / "config.json").read_text())
-  sizes = {
+def hugging_face_sizes(config):
+  """Sizes of our network of a T5, mT5 or umT5 of Hugging Face."""
+  return {
     "vocab_size": config["vocab_size"],
     "emb_dim": config["d_model"],
     "num_heads": config["num_heads"],
@@ -133,6 +131,13 @@ def hugging_face_network(name: str):
     "mlp_activations": ("gelu", "linear") if config["is_gated_act"] else ("relu",),
     "logits_via_embedding": config.get("tie_word_embeddings", True),
   }
+
+
+def hugging_face_network(name: str):
+  """Our network of a model that Hugging Face saved in the fixtures, and its parameters."""
+  folder = FIXTURES / name
+  config = json.loads((folder / "config.json").read_text())
+  sizes = hugging_face_sizes(config)
   umt5 = config["model_type"] == "umt5"
   params = _hugging_face_params(hugging_face_weights(folder), own_biases=umt5)
   if umt5:

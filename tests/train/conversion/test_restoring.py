@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
-from t5x_cases import FIXTURES, t5x_model
+from t5x_cases import FIXTURES, hugging_face_sizes, t5x_model
 
 from anystep.errors import AnystepError
 from anystep.train.checkpoints.restore_config import RestoreConfig
@@ -237,17 +237,7 @@ def test_factored_moments_of_mesh_tensorflow_are_adafactors(tmp_path):
 
 
 def network_of(config):
-  sizes = {
-    "vocab_size": config["vocab_size"],
-    "emb_dim": config["d_model"],
-    "num_heads": config["num_heads"],
-    "head_dim": config["d_kv"],
-    "mlp_dim": config["d_ff"],
-    "num_encoder_layers": config["num_layers"],
-    "num_decoder_layers": config["num_decoder_layers"],
-    "mlp_activations": ("gelu", "linear") if config["is_gated_act"] else ("relu",),
-    "logits_via_embedding": config.get("tie_word_embeddings", True),
-  }
+  sizes = hugging_face_sizes(config)
   if config["model_type"] == "umt5":
     return ScalableTransformer(ScalableT5Config(**sizes))
   return Transformer(T5Config(**sizes))
